@@ -31,7 +31,7 @@ use kit::{created, limits};
 use net::listener;
 use operator::{reload, status, top, upgrade_command, users_command};
 use run::handover::Successor;
-use run::serve::CannotRun;
+use run::startup::CannotRun;
 use run::{drain, serve, startup};
 use settings::{Settings, Source};
 use spliceway_lab::{bench, doctor};
@@ -176,10 +176,10 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
     });
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
-    let metrics = served?;
+    let process = served?;
     // No session counts bytes any more.
-    metrics.accounts().finish();
-    let cut = metrics.cut();
+    process.accounts.finish();
+    let cut = process.metrics.cut();
     if cut > 0 {
         tracing::warn!("stopped: cut {}", drain::sessions(cut));
     }
@@ -188,9 +188,10 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
 
 /// Reads a password and prints its hash.
 fn hash_password() -> io::Result<()> {
-    let secret = match io::stdin().is_terminal() {
-        true => typed_secret()?,
-        false => piped_secret()?,
+    let secret = if io::stdin().is_terminal() {
+        typed_secret()?
+    } else {
+        piped_secret()?
     };
     if secret.is_empty() {
         return Err(io::Error::other("there is no password on standard input"));

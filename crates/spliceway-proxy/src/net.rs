@@ -1,5 +1,6 @@
 //! Sockets as such: listeners, streams, datagrams, and where a connection wanted to go.
 
+pub(crate) mod adopted;
 pub(crate) mod datagrams;
 pub(crate) mod hops;
 pub(crate) mod listener;

@@ -6,6 +6,5 @@ pub(crate) mod instance;
 pub(crate) mod monitoring;
 pub(crate) mod notify;
 pub(crate) mod orders;
-mod report;
 pub(crate) mod serve;
 pub(crate) mod startup;

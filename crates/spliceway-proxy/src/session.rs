@@ -21,6 +21,7 @@ mod exchange;
 pub(crate) mod handshake;
 mod moving;
 mod open;
+pub(crate) mod process;
 pub(crate) mod record;
 mod refusals;
 mod request_body;

@@ -111,7 +111,7 @@ impl Admin {
         let (now, mut page) = (Instant::now(), SessionPage::default());
         let mut next = Some(query.after);
         while let Some(slot) = next {
-            let (sessions, continued) = self.overview.sessions.slice(slot);
+            let (sessions, continued) = self.overview.process.sessions.slice(slot);
             next = continued;
             for (slot, session) in sessions.iter().filter(|(_, session)| query.selects(session)) {
                 if page.sessions.len() == query.limit {
@@ -127,7 +127,7 @@ impl Admin {
 
     async fn find(&self, id: &str) -> Result<Arc<Session>, Failed> {
         let found = match id.parse() {
-            Ok(id) => self.overview.sessions.find(id).await,
+            Ok(id) => self.overview.process.sessions.find(id).await,
             Err(_) => None,
         };
         found.ok_or_else(|| {
@@ -172,7 +172,7 @@ impl Admin {
     }
 
     fn accounts(&self) -> &Accounts {
-        self.overview.metrics.accounts()
+        &self.overview.process.accounts
     }
 
     async fn drain(&self, name: &str) -> Answered {

@@ -20,10 +20,9 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::access::admission::{Admission, ClientKey, Permit};
-use crate::access::gate::Gate;
 use crate::kit::clock;
-use crate::metrics::Metrics;
 use crate::net::listener::{Accepted, Listener};
+use crate::session::process::Process;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
 /// replaces another one ([`Places`]). While a client floods the listener, a probe from the same
@@ -52,7 +51,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 /// can be read.
 ///
 /// While another process takes over, clients wait in the backlog, or are answered there.
-pub(crate) async fn serve(listener: Arc<Listener>, gate: Gate, answers: Arc<impl Answers>, metrics: Arc<Metrics>) {
+pub(crate) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, process: Arc<Process>) {
     // There is one more permit than places, for a connection that has lost its place and is not
     // closed yet.
     let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
@@ -68,7 +67,8 @@ pub(crate) async fn serve(listener: Arc<Listener>, gate: Gate, answers: Arc<impl
         });
         places.may_close(number, connection.abort_handle());
     };
-    let failed = |errno| metrics.accept_failed(errno);
+    let failed = |errno| process.metrics.accept_failed(errno);
+    let gate = &process.gate;
     gate.accept(&listener, &admission, &failed, std::future::pending(), serve)
         .await;
 }

@@ -9,13 +9,12 @@ use std::time::{Duration, SystemTime};
 use spliceway::{PipePool, Reason};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::access::admission::Admission;
-use crate::kit::health::{Health, State};
-use crate::metrics::{Metrics, Totals, Traffic};
+use crate::kit::health::State;
+use crate::metrics::{Totals, Traffic};
 use crate::monitor::admin::view;
 use crate::reach::balance::{BackendState, BackendStatus};
+use crate::session::process::Process;
 use crate::session::service::Service;
-use crate::session::sessions::Sessions;
 
 /// The time between two samples. Rates are over [`SAMPLES`] of them.
 const EVERY: Duration = Duration::from_secs(1);
@@ -32,14 +31,9 @@ const REMOVED: &str = "removed";
 
 /// Everything that describes the state of this run.
 pub(crate) struct Overview {
+    pub(crate) process: Arc<Process>,
     /// The services that run now. A reload replaces them.
     services: Mutex<Arc<Vec<Served>>>,
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) admission: Arc<Admission>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) health: Health,
-    /// The limit on descriptors.
-    pub(crate) descriptors: usize,
     started: Instant,
     /// The last samples, the oldest first.
     samples: Mutex<VecDeque<Sample>>,
@@ -61,20 +55,10 @@ struct Sample {
 }
 
 impl Overview {
-    pub(crate) fn new(
-        sessions: Arc<Sessions>,
-        admission: Arc<Admission>,
-        metrics: Arc<Metrics>,
-        health: Health,
-        descriptors: usize,
-    ) -> Self {
+    pub(crate) fn new(process: Arc<Process>) -> Self {
         Self {
+            process,
             services: Mutex::default(),
-            sessions,
-            admission,
-            metrics,
-            health,
-            descriptors,
             started: Instant::now(),
             samples: Mutex::default(),
             before: Mutex::default(),
@@ -89,10 +73,10 @@ impl Overview {
     /// Records the services that run from now on.
     pub(crate) fn serve(&self, services: Vec<Served>) {
         let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
-        self.metrics.balance(balancers.collect());
+        self.process.metrics.balance(balancers.collect());
         *self.services.lock() = Arc::new(services);
         // A reload has freed the settings before, which may have a million rules.
-        self.sessions.heap().trim_soon();
+        self.process.sessions.heap().trim_soon();
     }
 
     /// Returns the services that run now.
@@ -122,7 +106,7 @@ impl Overview {
     async fn observe(&self, mut slot: usize) -> usize {
         let (now, mut observed) = (Instant::now(), 0);
         while observed < OBSERVED_MAX {
-            let (sessions, next) = self.sessions.slice(slot);
+            let (sessions, next) = self.process.sessions.slice(slot);
             sessions.iter().for_each(|(_, session)| session.observe(now));
             observed += sessions.len();
             let Some(next) = next else { return 0 };
@@ -134,7 +118,7 @@ impl Overview {
 
     async fn sample(&self) -> Sample {
         let mut totals = HashMap::new();
-        for traffic in self.metrics.all_traffic() {
+        for traffic in self.process.metrics.all_traffic() {
             totals.insert(traffic.service(), traffic.totals().await);
         }
         Sample {
@@ -156,7 +140,7 @@ impl Overview {
             return view::Status::default();
         };
         let mut status = self.status_at(&sample);
-        status.state = self.health.state().name().to_owned();
+        status.state = self.process.health.state().name().to_owned();
         status.pid = None;
         status.users.clear();
         for service in &mut status.services {
@@ -167,7 +151,7 @@ impl Overview {
     }
 
     fn status_at(&self, sample: &Sample) -> view::Status {
-        let state = self.health.state();
+        let state = self.process.health.state();
         let before = self.samples().back().cloned();
         let before = before.filter(|before| before.at < sample.at);
         let served = self.services();
@@ -187,7 +171,7 @@ impl Overview {
             }
             Some(status)
         });
-        let known = self.metrics.all_traffic();
+        let known = self.process.metrics.all_traffic();
         let is_served = |name| served.iter().any(|served| served.service.name == name);
         let removed = known
             .iter()
@@ -211,15 +195,15 @@ impl Overview {
             sessions: view::SessionCounts {
                 active: sum(|service| service.sessions.active),
                 total: sum(|service| service.sessions.total),
-                waits: self.admission.waits(),
+                waits: self.process.admission.waits(),
             },
             rates: all(services.iter().map(|service| &service.rates)),
             services,
             pipes: pipes(),
             fallbacks: fallbacks(&sample.totals),
             limits: view::Limits {
-                sessions: self.admission.max() as u64,
-                descriptors: self.descriptors as u64,
+                sessions: self.process.admission.max() as u64,
+                descriptors: self.process.descriptors as u64,
                 pipes: PipePool::global().limits().max_pipes as u64,
                 pipe_pages: PipePool::global().limits().max_pages as u64,
             },
@@ -227,8 +211,8 @@ impl Overview {
                 level: crate::log::level(),
                 lines_dropped: crate::log::lines_dropped(),
             },
-            quotas_are_saved: self.metrics.accounts().are_saved(),
-            users: self.metrics.accounts().statuses("", USERS),
+            quotas_are_saved: self.process.metrics.accounts().are_saved(),
+            users: self.process.metrics.accounts().statuses("", USERS),
         };
         if let Some(before) = &*self.before.lock() {
             status.continue_from(before);
@@ -239,12 +223,12 @@ impl Overview {
     /// Returns whether the program serves, and at least one service accepts clients.
     pub(crate) fn is_ready(&self) -> bool {
         let accepts = self.services().iter().any(|served| served.service.accepting.is_on());
-        accepts && self.health.state() == State::Serving
+        accepts && self.process.health.state() == State::Serving
     }
 
     /// Returns whether the program drains, and another one may serve in its place.
     pub(crate) fn is_draining(&self) -> bool {
-        self.health.state() == State::Draining
+        self.process.health.state() == State::Draining
     }
 
     /// Locks the samples.

@@ -45,10 +45,10 @@ impl Answers for StatusServer {
 
 impl StatusServer {
     async fn metrics(&self, exposition: Exposition) -> Answer {
-        let metrics = Arc::clone(&self.overview.metrics);
+        let metrics = Arc::clone(&self.overview.process.metrics);
         // The kernel may take long to answer, and a worker must not wait.
         let process = tokio::task::spawn_blocking(move || metrics.process()).await;
-        match self.overview.metrics.text(process.unwrap_or_default()).await {
+        match self.overview.process.metrics.text(process.unwrap_or_default()).await {
             Ok(text) => {
                 let mut answer = response(StatusCode::OK, exposition.content_type(), exposition.write(text));
                 set(&mut answer, VARY, "Accept");
@@ -59,7 +59,7 @@ impl StatusServer {
     }
 
     fn readiness(&self) -> Answer {
-        match self.overview.health.state() {
+        match self.overview.process.health.state() {
             State::Serving if self.overview.is_ready() => response(StatusCode::OK, PLAIN, "ready\n"),
             State::Serving => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "draining\n"),
             // The log and the admin socket say which part has failed. This listener has no login.

@@ -19,13 +19,10 @@
 //! `owner.rs` says who owns a session at each moment. `docs/design/009-live-hand-over.md` says what
 //! moves and what does not.
 
-mod adopted;
-mod commit;
 mod give;
 mod give_up;
 mod link;
 mod message;
-mod offered;
 mod owner;
 mod state;
 mod take;
@@ -35,13 +32,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-pub(crate) use adopted::Adopted;
-pub(crate) use commit::Commit;
-pub(crate) use give::Giving;
-pub(crate) use give_up::GiveUp;
-pub(crate) use offered::Offered;
+pub(super) use give::Giving;
+pub(super) use give_up::GiveUp;
 pub(crate) use take::Successor;
-pub(crate) use upgrade::{Upgrade, Upgraded};
+pub(super) use upgrade::{Upgrade, Upgraded};
 
 /// The environment variable that tells a new process that its standard input is the socket of the
 /// old one.
@@ -52,7 +46,7 @@ const VARIABLE: &str = "SPLICEWAY_HANDOVER";
 const LONG_MAX_BYTES: usize = 64 << 20;
 
 /// The program that takes over: the file and the arguments that this process was started with.
-pub(crate) struct Program {
+pub(super) struct Program {
     path: PathBuf,
     arguments: Vec<OsString>,
 }
@@ -66,13 +60,14 @@ impl Program {
     ///
     /// # Errors
     /// Returns an error if the path is relative and the working directory is gone.
-    pub(crate) fn of_this_process() -> std::io::Result<Self> {
+    pub(super) fn of_this_process() -> std::io::Result<Self> {
         let mut arguments = std::env::args_os();
         let typed = arguments.next().unwrap_or_default();
-        let path = match typed.as_bytes().contains(&b'/') {
-            true => std::env::current_dir()?.join(typed),
+        let path = if typed.as_bytes().contains(&b'/') {
+            std::env::current_dir()?.join(typed)
+        } else {
             // Without /proc, an upgrade searches the directories of `PATH`, as the shell did.
-            false => std::env::current_exe().map_or_else(|_| typed.into(), without_suffix),
+            std::env::current_exe().map_or_else(|_| typed.into(), without_suffix)
         };
         Ok(Self {
             path,

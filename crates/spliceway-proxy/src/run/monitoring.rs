@@ -13,9 +13,9 @@ use crate::monitor::http_server::{self, Answers};
 use crate::monitor::overview::Overview;
 use crate::monitor::status_page::StatusPage;
 use crate::monitor::status_server::StatusServer;
+use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
-use crate::run::handover::Offered;
-use crate::run::instance::Shared;
+use crate::session::process::Process;
 use crate::session::record;
 use crate::settings::Settings;
 
@@ -24,50 +24,42 @@ use crate::settings::Settings;
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened.
-pub(crate) async fn start(
-    settings: &Settings,
-    shared: &Shared,
-    overview: Arc<Overview>,
-    control: Control,
-) -> io::Result<Vec<Offered>> {
-    let mut open_listeners = Vec::new();
+pub(super) async fn start(settings: &Settings, overview: &Arc<Overview>, control: Control) -> io::Result<Vec<Offered>> {
+    let (process, mut open_listeners) = (&overview.process, Vec::new());
     if settings.admin.is_some() || settings.status_page.is_some() {
-        let watching = Arc::clone(&overview);
+        let watching = Arc::clone(overview);
         let task = async move { watching.watch().await };
-        shared.health.spawn("the task that samples rates", task);
+        process.health.spawn("the task that samples rates", task);
     }
     if let Some(interval) = settings.record_interval {
-        let sessions = Arc::clone(&overview.sessions);
+        let sessions = Arc::clone(&process.sessions);
         let task = async move { record::write_open(&sessions, interval).await };
-        shared
+        process
             .health
             .spawn("the task that writes records of open sessions", task);
     }
     if let Some(address) = &settings.metrics {
         let hosts = settings.status_page.clone();
         let server = StatusServer {
-            page: hosts.map(|hosts| StatusPage::new(hosts, Arc::clone(&overview))),
-            overview: Arc::clone(&overview),
+            page: hosts.map(|hosts| StatusPage::new(hosts, Arc::clone(overview))),
+            overview: Arc::clone(overview),
         };
-        open_listeners.push(open("metrics", address, shared, server, &overview).await?);
+        open_listeners.push(serve("metrics", address, server, process).await?);
     }
     if let Some(address) = &settings.admin {
-        let overview = Arc::clone(&overview);
-        let server = Admin {
-            overview: Arc::clone(&overview),
-            control,
-        };
-        open_listeners.push(open("admin", address, shared, server, &overview).await?);
+        let overview = Arc::clone(overview);
+        let server = Admin { overview, control };
+        open_listeners.push(serve("admin", address, server, process).await?);
     }
     Ok(open_listeners)
 }
 
-async fn open(
+/// Opens the listeners of an address, and answers their clients.
+async fn serve(
     name: &str,
     address: &ListenAddress,
-    shared: &Shared,
     answers: impl Answers,
-    overview: &Overview,
+    process: &Arc<Process>,
 ) -> io::Result<Offered> {
     let answers = Arc::new(answers);
     let mut offered = Offered {
@@ -75,16 +67,15 @@ async fn open(
         address: address.to_string(),
         listeners: Vec::new(),
     };
-    let found = shared.adopted.bind(name, address, Transport::Streams).await?;
+    let found = process.adopted.bind(name, address, Transport::Streams).await?;
     for listener in found.listeners {
-        let own = shared.own.add(&listener)?;
+        let own = process.own.add(&listener)?;
         let listener = Arc::new(listener);
         offered.listeners.push(Arc::clone(&listener));
         let described = listener.describe();
         announce(&format_args!("{name} listening on {described}"));
-        let guard = overview.health.guard(&format!("the {name} listener on {described}"));
-        let metrics = Arc::clone(&overview.metrics);
-        let serving = http_server::serve(listener, shared.gate.clone(), Arc::clone(&answers), metrics);
+        let guard = process.health.guard(&format!("the {name} listener on {described}"));
+        let serving = http_server::serve(listener, Arc::clone(&answers), Arc::clone(process));
         tokio::spawn(async move {
             let _held = (guard, own);
             serving.await;

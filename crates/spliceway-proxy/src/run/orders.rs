@@ -20,14 +20,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::access::gate::Gate;
 use crate::monitor::control::{Command, NotDone, Order};
 use crate::monitor::overview::Overview;
 use crate::run::drain::{SignalRequest, Signals, serving};
 use crate::run::handover::{GiveUp, Giving, Upgrade, Upgraded};
-use crate::run::instance::{Instance, Plan};
+use crate::run::instance::{Changes, Instance, Plan};
 use crate::run::notify::Message;
-use crate::run::report::Report;
 use crate::settings::Source;
 
 /// The time for which a reload or an upgrade waits for the one before it. The commands of the
@@ -37,25 +35,25 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const WAITING_MAX: usize = 4;
 
 /// What carries out orders.
-pub(crate) struct Orders<'a> {
-    pub(crate) source: Arc<Source>,
-    pub(crate) overview: &'a Overview,
-    pub(crate) upgrade: &'a Upgrade,
-    pub(crate) commands: mpsc::Receiver<Command>,
-    pub(crate) signals: &'a mut Signals,
+pub(super) struct Orders<'a> {
+    pub(super) source: Arc<Source>,
+    pub(super) overview: &'a Overview,
+    pub(super) upgrade: &'a Upgrade,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) signals: &'a mut Signals,
     /// Reloads and upgrades, each with the time at which it is refused.
-    pub(crate) waiting: VecDeque<(Instant, Command)>,
+    pub(super) waiting: VecDeque<(Instant, Command)>,
 }
 
 /// The end of the time in which the program serves.
-pub(crate) struct End {
+pub(super) struct End {
     /// When the program was asked to stop.
-    pub(crate) at: Instant,
-    pub(crate) next: Next,
+    pub(super) at: Instant,
+    pub(super) next: Next,
 }
 
 /// The new process, if there is one.
-pub(crate) enum Next {
+pub(super) enum Next {
     Nobody,
     /// It has taken over.
     HandedOver(Giving),
@@ -68,13 +66,13 @@ pub(crate) enum Next {
 impl Orders<'_> {
     /// Carries out orders until the program is asked to stop, a part of it has failed, or a new
     /// process has taken over.
-    pub(crate) async fn carry_out(mut self, instance: &mut Instance, gate: &Gate) -> End {
+    pub(super) async fn carry_out(mut self, instance: &mut Instance) -> End {
         // Until a process that takes over accepts clients, the one before it carries out orders.
         tokio::select! {
             biased;
             () = self.signals.stop_request() => return self.stop(),
-            _ = self.overview.health.stopped() => return End::now(Next::Nobody),
-            () = gate.is(true) => {}
+            _ = self.overview.process.health.stopped() => return End::now(Next::Nobody),
+            () = self.overview.process.gate.is(true) => {}
         }
         loop {
             let Some((order, command)) = self.next().await else {
@@ -94,7 +92,7 @@ impl Orders<'_> {
                         if let Some(command) = command {
                             command.answer(Ok(format!("handed over: {summary}")));
                         }
-                        self.overview.health.drain();
+                        self.overview.process.health.drain();
                         return End::now(Next::HandedOver(giving));
                     }
                     Err(NotHandedOver::Failed(why)) => Err(NotDone::Refused(why)),
@@ -120,12 +118,12 @@ impl Orders<'_> {
                 SignalRequest::Upgrade => Some((Order::Upgrade, None)),
             },
             Some(command) = self.commands.recv() => Some((command.order, Some(command))),
-            _ = self.overview.health.stopped() => None,
+            _ = self.overview.process.health.stopped() => None,
         }
     }
 
     fn stop(&self) -> End {
-        self.overview.health.drain();
+        self.overview.process.health.drain();
         End::now(Next::Nobody)
     }
 
@@ -134,25 +132,25 @@ impl Orders<'_> {
     async fn change(&mut self, instance: &mut Instance, end_sessions: bool) -> Option<Result<String, NotDone>> {
         let (overview, manager) = (self.overview, &self.upgrade.manager);
         manager.tell(Message::Reloading).await;
-        let plan = plan(instance, Arc::clone(&self.source));
+        let plan = read_plan(instance, Arc::clone(&self.source));
         let plan = self.during("a reload", instance, plan).await?;
         let reloaded = put_into_force(instance, plan);
         overview.serve(instance.served());
         let status = match &reloaded {
-            Ok(_) => serving(overview.metrics.open()),
+            Ok(_) => serving(overview.process.metrics.open()),
             Err(wrong) => format!("the reload is refused: {wrong}"),
         };
         manager.tell(Message::Ready(&status)).await;
-        let report = match reloaded {
-            Ok(report) => report,
+        let changes = match reloaded {
+            Ok(changes) => changes,
             Err(wrong) => return Some(Err(NotDone::Refused(wrong))),
         };
         if !end_sessions {
-            return Some(Ok(format!("reloaded: {report}")));
+            return Some(Ok(format!("reloaded: {changes}")));
         }
-        let ended = overview.sessions.close_unknown(&instance.users()).await;
+        let ended = overview.process.sessions.close_unknown(&instance.users()).await;
         tracing::info!("admin: ended {ended} sessions of removed users");
-        Some(Ok(format!("reloaded: {report}; ended {ended} sessions")))
+        Some(Ok(format!("reloaded: {changes}; ended {ended} sessions")))
     }
 
     /// Waits for `work`, and carries out what need not wait. Returns `None` if the program must
@@ -163,7 +161,7 @@ impl Orders<'_> {
             tokio::select! {
                 biased;
                 () = self.signals.stop_request() => return None,
-                _ = self.overview.health.stopped() => return None,
+                _ = self.overview.process.health.stopped() => return None,
                 done = &mut work => return Some(done),
                 () = too_late(&self.waiting) => self.refuse_first(what),
                 Some(command) = self.commands.recv() => match command.order {
@@ -194,7 +192,7 @@ impl Orders<'_> {
                         Some(_) => self.signals.hurry_later(),
                     }
                     stopped.get_or_insert_with(Instant::now);
-                    self.overview.health.drain();
+                    self.overview.process.health.drain();
                     give_up.ask();
                 }
                 upgraded = &mut upgrading => break upgraded,
@@ -230,7 +228,7 @@ impl Orders<'_> {
             }
             (Upgraded::Failed(why), None) => why,
         };
-        self.overview.metrics.accounts().share(false).await;
+        self.overview.process.accounts.share(false).await;
         tracing::error!("the upgrade failed, and this process serves on: {why}");
         drains
             .into_iter()
@@ -304,28 +302,28 @@ fn drain(instance: &Instance, name: &'static str, command: Option<Command>) {
     });
 }
 
-/// Reads the source again, and prepares what it needs. Cancel safe.
-async fn plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, String> {
+/// Reads the source again, and plans what it needs. Cancel safe.
+async fn read_plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, String> {
     // Files may be on a slow disk.
     let settings = tokio::task::spawn_blocking(move || source.settings()).await;
     let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))?;
-    instance.prepare(settings).await.map_err(|error| error.to_string())
+    instance.plan(settings).await.map_err(|error| error.to_string())
 }
 
 /// Puts a plan into force if it is right in every part.
-fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result<Report, String> {
+fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result<Changes, String> {
     let plan = plan.and_then(|plan| match instance.drained_since(&plan) {
         Some(name) => Err(format!(
             "{name} was drained meanwhile: reload again to open its listeners"
         )),
         None => Ok(plan),
     });
-    instance.metrics().reloaded(plan.is_ok());
+    instance.process().metrics.reloaded(plan.is_ok());
     match plan {
         Ok(plan) => {
-            let report = instance.commit(plan);
-            tracing::info!("reloaded: {report}");
-            Ok(report)
+            let changes = instance.commit(plan);
+            tracing::info!("reloaded: {changes}");
+            Ok(changes)
         }
         Err(wrong) => {
             tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}");
@@ -339,7 +337,7 @@ fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result
 async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgraded>, give_up: &GiveUp) -> Upgraded {
     let shared = tokio::select! {
         biased;
-        () = overview.metrics.accounts().share(true) => true,
+        () = overview.process.accounts.share(true) => true,
         () = give_up.asked() => false,
     };
     if shared {
@@ -352,53 +350,27 @@ async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgra
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::admission::Admission;
-    use crate::access::policy::OwnListeners;
+    use crate::access::gate::Gate;
     use crate::kit::health::Health;
-    use crate::metrics::Metrics;
     use crate::monitor::control::Control;
     use crate::run::drain::Drain;
     use crate::run::handover::Program;
-    use crate::run::instance::Shared;
     use crate::run::notify::Manager;
-
-    fn shared() -> Shared {
-        let (admission, (alive, _)) = (Admission::new("sessions", 1, None), Drain::new());
-        Shared {
-            health: Health::new(),
-            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
-            admission,
-            sessions: Arc::default(),
-            own: OwnListeners::default(),
-            accounts: Arc::default(),
-            adopted: Arc::default(),
-            finishing: Arc::default(),
-            gate: Gate::new(true),
-            alive,
-            descriptors: 1000,
-        }
-    }
+    use crate::session::process::Process;
 
     #[tokio::test(start_paused = true)]
     async fn an_order_that_takes_long_delays_no_drain_and_not_the_answer_to_others() {
-        let shared = shared();
-        let mut instance = Instance::new(shared.clone());
+        let process = Process::new(Health::new(), Gate::new(true), 1000);
+        let mut instance = Instance::new(Arc::clone(&process), Drain::new().0);
         // Port because no client comes that would be relayed there.
         let settings = crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9");
-        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        let plan = instance.plan(settings.unwrap()).await.unwrap();
         instance.commit(plan);
-        let overview = Overview::new(
-            Arc::clone(&shared.sessions),
-            Arc::clone(&shared.admission),
-            Arc::clone(&shared.metrics),
-            shared.health.clone(),
-            1000,
-        );
+        let overview = Overview::new(process);
         let upgrade = Upgrade {
             program: Arc::new(Program::of_this_process().unwrap()),
             manager: Arc::new(Manager::from_environment(false)),
             monitors: Vec::new(),
-            gate: shared.gate.clone(),
         };
         let (control, commands) = Control::new();
         let mut orders = Orders {
@@ -413,7 +385,7 @@ mod tests {
             crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9"),
             Instant::now(),
         );
-        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        let plan = instance.plan(settings.unwrap()).await.unwrap();
         let (end, ends) = tokio::sync::oneshot::channel();
         let operator = async {
             let drained = control.order(Order::Drain("forward")).await;

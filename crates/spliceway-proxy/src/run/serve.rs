@@ -3,30 +3,28 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::pending;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, io};
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::access::accounts::Accounts;
-use crate::access::admission::Admission;
 use crate::access::gate::Gate;
-use crate::access::policy::OwnListeners;
 use crate::kit::created;
 use crate::kit::health::{Health, State};
 use crate::kit::text;
 use crate::log;
-use crate::metrics::Metrics;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;
+use crate::net::adopted::Offered;
 use crate::run::drain::{self, Drain, Drained, Signals};
-use crate::run::handover::{Commit, Offered, Program, Successor, Upgrade};
-use crate::run::instance::{Instance, Shared};
+use crate::run::handover::{Program, Successor, Upgrade};
+use crate::run::instance::{Instance, Plan};
 use crate::run::monitoring;
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
-use crate::session::sessions::Sessions;
+use crate::run::startup::CannotRun;
+use crate::session::process::Process;
 use crate::settings::{Settings, Source};
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
@@ -36,22 +34,11 @@ const FLUSH_GRACE: Duration = Duration::from_secs(2);
 /// The time between two reports on a drain.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// The reason why a run did not begin or ended without a signal.
-#[derive(Debug)]
-pub(crate) enum CannotRun {
-    /// The system prevents the run. The settings are not the cause.
-    System(io::Error),
-    /// The settings are not safe.
-    Unsafe(String),
-    /// An essential part of the program has ended. The value names the part.
-    Failed(Arc<str>),
-}
-
 /// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
 /// remaining sessions then deliver the bytes that they hold. Sessions that cannot deliver them in
 /// time end with the runtime. `descriptors` is the number of descriptors that this process may
-/// open. A reload reads `source` again. The metrics tell how many sessions were cut, once the
-/// runtime has ended.
+/// open. A reload reads `source` again. The metrics of the process tell how many sessions were cut,
+/// once the runtime has ended.
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
@@ -62,47 +49,44 @@ pub(crate) async fn run(
     successor: Option<Successor>,
     descriptors: usize,
     health: &Health,
-) -> Result<Arc<Metrics>, CannotRun> {
+) -> Result<Arc<Process>, CannotRun> {
     let program = Arc::new(Program::of_this_process()?);
     let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
     let takes_over = successor.is_some();
-    let (shared, drain) = share(health, takes_over, descriptors);
-    let metrics = Arc::clone(&shared.metrics);
-    let overview = Arc::new(Overview::new(
-        Arc::clone(&shared.sessions),
-        Arc::clone(&shared.admission),
-        Arc::clone(&metrics),
-        health.clone(),
-        descriptors,
-    ));
+    // A process that takes over accepts no clients until the old one does not accept them any more.
+    let process = Process::new(health.clone(), Gate::new(!takes_over), descriptors);
+    let overview = Arc::new(Overview::new(Arc::clone(&process)));
     let (control, commands) = Control::new();
     let manager = Arc::new(Manager::from_environment(takes_over));
-    let mut instance = Instance::new(shared.clone());
+    let (alive, drain) = Drain::new();
+    let mut instance = Instance::new(Arc::clone(&process), alive);
     let begun = tokio::select! {
         biased;
-        begun = begin(&mut instance, settings, successor, &shared, &overview, control, &manager) => begun.map(Some),
+        begun = begin(&mut instance, settings, successor, &overview, control, &manager) => begun.map(Some),
         () = signals.stop() => Ok(None),
     };
     let Some(monitors) = begun? else {
         tracing::info!("asked to stop before it serves");
-        return Ok(metrics);
+        return Ok(process);
     };
     // A process that takes over does both later, at its commit.
     if !takes_over {
         created::keep();
-        manager.tell(Message::Ready(&drain::serving(metrics.open()))).await;
+        manager
+            .tell(Message::Ready(&drain::serving(process.metrics.open())))
+            .await;
     }
     health.spawn("the task that tells the service manager", {
-        let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
-        async move { manager.watch(&health, || drain::serving(metrics.open())).await }
+        let (manager, process) = (Arc::clone(&manager), Arc::clone(&process));
+        async move {
+            let status = || drain::serving(process.metrics.open());
+            manager.watch(&process.health, status).await;
+        }
     });
-    let gate = shared.gate.clone();
-    drop(shared);
     let upgrade = Upgrade {
         program,
         manager: Arc::clone(&manager),
         monitors,
-        gate: gate.clone(),
     };
     let orders = Orders {
         source: Arc::new(source),
@@ -112,42 +96,17 @@ pub(crate) async fn run(
         signals: &mut signals,
         waiting: VecDeque::new(),
     };
-    let end = orders.carry_out(&mut instance, &gate).await;
+    let end = orders.carry_out(&mut instance).await;
     manager.tell(Message::Stopping(&health.state().to_string())).await;
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
     stop(instance, drain, end, &overview, &mut signals, &manager).await;
-    match health.state() {
-        State::Failed(part) => {
-            metrics.accounts().finish();
-            Err(CannotRun::Failed(part))
-        }
-        _ => Ok(metrics),
+    if let State::Failed(part) = health.state() {
+        process.accounts.finish();
+        return Err(CannotRun::Failed(part));
     }
-}
-
-/// Creates what the tasks of the program share. A process that takes over accepts no clients until
-/// the old one does not accept them any more.
-fn share(health: &Health, takes_over: bool, descriptors: usize) -> (Shared, Drain) {
-    // Each start and each reload sets the limits of the admission.
-    let admission = Admission::new("sessions", 1, None);
-    let (alive, drain) = Drain::new();
-    let accounts = Arc::<Accounts>::default();
-    let shared = Shared {
-        health: health.clone(),
-        metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
-        admission,
-        accounts,
-        sessions: Arc::<Sessions>::default(),
-        own: OwnListeners::default(),
-        adopted: Arc::default(),
-        finishing: Arc::default(),
-        gate: Gate::new(!takes_over),
-        alive,
-        descriptors,
-    };
-    (shared, drain)
+    Ok(process)
 }
 
 /// Opens all listeners and starts the services, or takes both over from another process. Returns
@@ -156,70 +115,77 @@ async fn begin(
     instance: &mut Instance,
     settings: Settings,
     successor: Option<Successor>,
-    shared: &Shared,
     overview: &Arc<Overview>,
     control: Control,
     manager: &Arc<Manager>,
 ) -> Result<Vec<Offered>, CannotRun> {
+    let process = Arc::clone(&overview.process);
     let mut taking = match successor {
-        Some(successor) => Some(successor.receive(shared).await?),
+        Some(successor) => Some(successor.receive(&process).await?),
         None => None,
     };
-    let prepared = async {
-        load_accounts(&settings, shared, taking.is_some()).await?;
-        let plan = instance.prepare(settings).await?;
-        let monitors = monitoring::start(plan.settings(), shared, Arc::clone(overview), control).await?;
-        Ok::<_, CannotRun>((plan, monitors))
+    let ready = async {
+        let (plan, monitors) = open(instance, settings, taking.is_some(), overview, control).await?;
+        if let Some(taking) = &mut taking {
+            taking.ready(&process).await?;
+        }
+        Ok((plan, monitors))
     };
-    let (plan, monitors) = match prepared.await {
-        Ok(prepared) => prepared,
+    let (plan, monitors) = match ready.await {
+        Ok(ready) => ready,
         Err(error) => {
+            // The old process learns why.
             if let Some(taking) = &mut taking {
                 taking.refuse(&error).await;
             }
             return Err(error);
         }
     };
-    if let Some(taking) = &mut taking {
-        // The old process learns why.
-        if let Err(error) = taking.prepared(shared).await {
-            taking.refuse(&error).await;
-            return Err(error.into());
-        }
-    }
     instance.commit(plan);
-    let sessions = Arc::clone(&shared.sessions);
-    let keeping = Arc::clone(&shared.accounts).keep(move || {
-        let sessions = Arc::clone(&sessions);
-        async move { sessions.close_used_up().await }
-    });
-    shared.health.spawn("the task that keeps quotas", keeping);
-    let expiring = Arc::clone(&shared.sessions).expire();
-    shared.health.spawn("the task that ends long sessions", expiring);
+    end_sessions_in_time(&process);
     overview.serve(instance.served());
     if let Some(taking) = taking {
-        let accounts = Arc::clone(&shared.accounts);
-        let commit = Commit {
-            adopted: Arc::clone(&shared.adopted),
-            gate: shared.gate.clone(),
-            manager: Arc::clone(manager),
-            metrics: Arc::clone(&shared.metrics),
-        };
-        let taking = taking.run(shared.alive.downgrade(), Arc::clone(overview), commit);
+        let taking = taking.run(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
         tokio::spawn(async move {
             taking.await;
-            accounts.share(false).await;
+            process.accounts.share(false).await;
         });
     }
     Ok(monitors)
 }
 
+/// Opens the listeners of services and those for the operator, and reads the quotas.
+async fn open(
+    instance: &Instance,
+    settings: Settings,
+    takes_over: bool,
+    overview: &Arc<Overview>,
+    control: Control,
+) -> Result<(Plan, Vec<Offered>), CannotRun> {
+    load_accounts(&settings, &overview.process, takes_over).await?;
+    let plan = instance.plan(settings).await?;
+    let monitors = monitoring::start(plan.settings(), overview, control).await?;
+    Ok((plan, monitors))
+}
+
+/// Starts the tasks that end sessions at a quota, and after the longest time.
+fn end_sessions_in_time(process: &Process) {
+    let sessions = Arc::clone(&process.sessions);
+    let keeping = Arc::clone(&process.accounts).keep(move || {
+        let sessions = Arc::clone(&sessions);
+        async move { sessions.close_used_up().await }
+    });
+    process.health.spawn("the task that keeps quotas", keeping);
+    let expiring = Arc::clone(&process.sessions).expire();
+    process.health.spawn("the task that ends long sessions", expiring);
+}
+
 /// Reads what users have used of their quotas. The file may be on a slow disk.
-async fn load_accounts(settings: &Settings, shared: &Shared, is_shared: bool) -> io::Result<()> {
+async fn load_accounts(settings: &Settings, process: &Process, is_shared: bool) -> io::Result<()> {
     let Some(path) = settings.limits.quota_file.clone() else {
         return Ok(());
     };
-    let accounts = Arc::clone(&shared.accounts);
+    let accounts = Arc::clone(&process.accounts);
     let loaded = tokio::task::spawn_blocking(move || created::watch(&path, || accounts.load(&path, is_shared))).await;
     loaded.map_err(io::Error::other)?.map_err(io::Error::other)
 }
@@ -275,9 +241,9 @@ async fn finish(
     signals: &mut Signals,
     manager: &Manager,
 ) -> Drained {
-    let mut drained = drain.wait(limit, signals, report(overview, manager)).await;
+    let mut drained = drain.wait(limit, signals, tell_progress(overview, manager)).await;
     if drained == Drained::TimeUp {
-        let transfers = overview.metrics.cancel_all(FLUSH_GRACE);
+        let transfers = overview.process.metrics.cancel_all(FLUSH_GRACE);
         tracing::warn!(
             transfers,
             "the drain timeout is over: the remaining sessions are cut, and deliver what they still hold if they can"
@@ -296,33 +262,17 @@ async fn finish(
 }
 
 /// Tells how many sessions are left, now and every few seconds.
-async fn report(overview: &Overview, manager: &Manager) -> Infallible {
+async fn tell_progress(overview: &Overview, manager: &Manager) -> Infallible {
     let mut ticks = interval(REPORT_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (count, oldest) = overview.sessions.survey().await;
+        let (count, oldest) = overview.process.sessions.survey().await;
         let Some(oldest) = oldest else { continue };
         let (sessions, longest) = (drain::sessions(count), text::time(oldest.elapsed()));
         let text = format!("draining: {sessions}, longest {longest}");
         tracing::info!("{text}");
         manager.tell(Message::Stopping(&text)).await;
-    }
-}
-
-impl From<io::Error> for CannotRun {
-    fn from(error: io::Error) -> Self {
-        Self::System(error)
-    }
-}
-
-impl fmt::Display for CannotRun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::System(error) => error.fmt(f),
-            Self::Unsafe(why) => f.write_str(why),
-            Self::Failed(part) => write!(f, "{part} ended unexpectedly"),
-        }
     }
 }
 

@@ -1,9 +1,8 @@
 //! What the program checks at its start, so that a limit of a service manager is an error with a
-//! remedy, and not a panic in the runtime.
+//! remedy, and not a panic in the runtime. And the reasons why it cannot run.
 
-use std::io;
-use std::sync::mpsc;
-use std::thread;
+use std::sync::{Arc, mpsc};
+use std::{fmt, io, thread};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -12,6 +11,33 @@ use rustix::process::{Resource, getrlimit};
 const STACK_MIN_BYTES: u64 = 256 << 10;
 /// The threads beside the workers: for the log, and for calls that block.
 const OTHER_THREADS: usize = 2;
+
+/// The reason why a run did not begin or ended without a signal.
+#[derive(Debug)]
+pub(crate) enum CannotRun {
+    /// The system prevents the run. The settings are not the cause.
+    System(io::Error),
+    /// The settings are not safe.
+    Unsafe(String),
+    /// An essential part of the program has ended. The value names the part.
+    Failed(Arc<str>),
+}
+
+impl From<io::Error> for CannotRun {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl fmt::Display for CannotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(error) => error.fmt(f),
+            Self::Unsafe(why) => f.write_str(why),
+            Self::Failed(part) => write!(f, "{part} ended unexpectedly"),
+        }
+    }
+}
 
 /// # Errors
 /// Returns an error if the stack of this thread is too small for the program.

@@ -16,13 +16,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::give_up::GiveUp;
 use super::link::{DATA_MAX_BYTES, Link, NotSent};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION, micros};
-use super::offered::Offered;
 use super::owner::{Answer, Giver};
 use super::state::ServiceState;
 use super::{LONG_MAX_BYTES, Program, VARIABLE};
 use crate::kit::harmless::reason;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
+use crate::net::adopted::Offered;
 use crate::run::notify;
 use crate::session::Moving;
 use crate::session::service::Service;
@@ -182,7 +182,7 @@ impl Giving {
     pub(super) async fn serve(&mut self, overview: &Overview) -> Result<(), Trouble> {
         let give_up = Arc::clone(&self.give_up);
         let served = async {
-            let totals = totals(&overview.metrics).await;
+            let totals = totals(&overview.process.metrics).await;
             let sent = self.give_long(&ToNew::Serve, totals.as_bytes()).await;
             match self.hear_after(sent).await? {
                 ToOld::Serving => {}
@@ -364,7 +364,7 @@ impl Giving {
     pub(super) async fn accept(&mut self, overview: &Overview) -> bool {
         let give_up = Arc::clone(&self.give_up);
         let gives = async {
-            let totals = totals(&overview.metrics).await;
+            let totals = totals(&overview.process.metrics).await;
             self.state(overview, ServiceState::of).await?;
             self.give_long(&ToNew::Accept, totals.as_bytes()).await
         };
@@ -432,7 +432,7 @@ impl Giving {
 
     /// Gives the last state of services and metrics.
     pub(super) async fn totals(&mut self, overview: &Overview) {
-        let totals = totals(&overview.metrics).await;
+        let totals = totals(&overview.process.metrics).await;
         let gives = async {
             self.state(overview, ServiceState::of_clients).await?;
             self.give_long(&ToNew::Totals, totals.as_bytes()).await

@@ -14,14 +14,17 @@ use super::link::{self, Frame, Link};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION};
 use super::owner::{Answer, Taker};
 use super::state::ServiceState;
-use super::{Adopted, Commit, LONG_MAX_BYTES, VARIABLE};
+use super::{LONG_MAX_BYTES, VARIABLE};
 use crate::kit::alive::MaybeAlive;
 use crate::kit::created;
 use crate::kit::harmless::reason;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
+use crate::net::adopted::Adopted;
 use crate::net::stream::Stream;
-use crate::run::instance::Shared;
+use crate::run::drain;
+use crate::run::notify::{Manager, Message};
+use crate::session::process::Process;
 use crate::session::record::Record;
 use crate::session::service::Service;
 use crate::session::sessions::Session;
@@ -33,8 +36,15 @@ pub(crate) struct Successor(StdUnixStream);
 /// The end of the hand-over in the new process.
 pub(crate) struct Taking(Link);
 
+/// What the new process postpones until the old one accepts no clients any more. So a new process
+/// that is refused, ends or hangs has changed nothing.
+struct Commit<'a> {
+    process: &'a Process,
+    manager: Arc<Manager>,
+}
+
 /// A message, with all data of it.
-type Message = Frame<ToNew>;
+type Received = Frame<ToNew>;
 
 impl Successor {
     /// Returns the socket if another process has started this one to take over. Afterwards, nothing
@@ -81,9 +91,9 @@ impl Successor {
     ///
     /// # Errors
     /// Returns the reason why this process does not take over, and tells it to the old process.
-    pub(crate) async fn receive(self, shared: &Shared) -> io::Result<Taking> {
+    pub(crate) async fn receive(self, process: &Process) -> io::Result<Taking> {
         let mut taking = Taking(Link::new(self.0)?);
-        match taking.listeners(shared).await {
+        match taking.listeners(process).await {
             Ok(()) => Ok(taking),
             Err(error) => {
                 taking.refuse(&error).await;
@@ -99,7 +109,7 @@ fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descripto
 }
 
 impl Taking {
-    async fn listeners(&mut self, shared: &Shared) -> io::Result<()> {
+    async fn listeners(&mut self, process: &Process) -> io::Result<()> {
         loop {
             let Some(Frame {
                 message, descriptors, ..
@@ -114,11 +124,11 @@ impl Taking {
                     return Err(io::Error::other(why));
                 }
                 ToNew::Listener { role, address, group } => {
-                    adopt(&shared.adopted, group, role, &address, descriptors)
+                    adopt(&process.adopted, group, role, &address, descriptors)
                         .map_err(|error| io::Error::other(format!("the listener on {address}: {error}")))?;
                 }
                 ToNew::Prepare { last_session } => {
-                    shared.sessions.continue_after(last_session);
+                    process.sessions.continue_after(last_session);
                     return Ok(());
                 }
                 other => return Err(unexpected(&other)),
@@ -127,7 +137,7 @@ impl Taking {
     }
 
     /// Returns the next message. Its data may have several frames.
-    async fn next(&mut self) -> io::Result<Option<Message>> {
+    async fn next(&mut self) -> io::Result<Option<Received>> {
         let mut parts = Vec::new();
         while let Some(mut frame) = self.0.take().await? {
             if !parts.is_empty() {
@@ -158,7 +168,7 @@ impl Taking {
     ///
     /// # Errors
     /// Returns an error if the messages make no sense. The old process then serves on.
-    pub(crate) async fn prepared(&mut self, shared: &Shared) -> io::Result<()> {
+    pub(crate) async fn ready(&mut self, process: &Process) -> io::Result<()> {
         if self.0.say(&ToOld::Ready).await.is_err() {
             return Ok(());
         }
@@ -167,7 +177,7 @@ impl Taking {
                 message: ToNew::Serve,
                 data,
                 ..
-            }) => continue_metrics(&shared.metrics, &data),
+            }) => continue_metrics(&process.metrics, &data),
             Some(Frame { message, .. }) => return Err(unexpected(&message)),
             None => tracing::warn!("the old process has ended: this one takes over without its sessions"),
         }
@@ -175,10 +185,11 @@ impl Taking {
     }
 
     /// Receives the state of services, sessions and listeners until the old process has ended.
-    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, commit: Commit) {
+    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, manager: Arc<Manager>) {
         // If this fails, the old process is dead.
         let _ = self.0.say(&ToOld::Serving).await;
-        let (mut taken, mut commit) = (0_u64, Some(commit));
+        let process = &overview.process;
+        let (mut taken, mut commit) = (0_u64, Some(Commit { process, manager }));
         let error = loop {
             let Frame {
                 message,
@@ -187,7 +198,7 @@ impl Taking {
             } = match self.next().await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
-                    once(&mut commit).await;
+                    commit_once(&mut commit).await;
                     return tracing::info!("took over {taken} sessions: the old process has ended");
                 }
                 Err(error) => break error.to_string(),
@@ -204,19 +215,19 @@ impl Taking {
                     Err(error) => tracing::error!(%error, "the totals of the status do not arrive"),
                 },
                 ToNew::Accept => {
-                    continue_metrics(&overview.metrics, &data);
+                    continue_metrics(&process.metrics, &data);
                     // If the old process is dead, this is the only one that has the listeners.
                     let _is_heard = self.0.say(&ToOld::Accepting).await;
-                    once(&mut commit).await;
+                    commit_once(&mut commit).await;
                 }
                 ToNew::Totals => {
-                    continue_metrics(&overview.metrics, &data);
+                    continue_metrics(&process.metrics, &data);
                     // An older process sends only this, when it does not accept any more.
-                    once(&mut commit).await;
+                    commit_once(&mut commit).await;
                 }
                 ToNew::Stop => {
                     tracing::info!("the old process was asked to stop, and so is this one");
-                    overview.health.drain();
+                    process.health.drain();
                 }
                 other => break unexpected(&other).to_string(),
             }
@@ -265,9 +276,21 @@ impl Taking {
 
 /// Serves in place of the old process. It happens once: later, the listeners may belong to the
 /// process after this one.
-async fn once(commit: &mut Option<Commit>) {
+async fn commit_once(commit: &mut Option<Commit<'_>>) {
     if let Some(commit) = commit.take() {
         commit.now().await;
+    }
+}
+
+impl Commit<'_> {
+    /// Owns the listeners, accepts clients, and then speaks to the service manager.
+    async fn now(self) {
+        self.process.adopted.commit();
+        self.process.gate.set(true);
+        created::keep();
+        self.manager.speak();
+        let status = drain::serving(self.process.metrics.open());
+        self.manager.tell(Message::Ready(&status)).await;
     }
 }
 
@@ -306,7 +329,7 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     let facts = message.facts();
     let address = facts.client.map(|client| client.ip());
     let balances = message.rates;
-    let mut permit = overview.admission.readmit();
+    let mut permit = overview.process.admission.readmit();
     if let Some(address) = address {
         // A client above its limit keeps its sessions.
         let _is_counted = permit.count(address);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::give::{Given, Giving, Trouble, start};
-use super::{GiveUp, Offered, Program};
-use crate::access::gate::Gate;
+use super::{GiveUp, Program};
 use crate::monitor::overview::Overview;
+use crate::net::adopted::Offered;
 use crate::net::listener::SocketFile;
 use crate::run::notify::Manager;
 
@@ -22,7 +22,6 @@ pub(crate) struct Upgrade {
     pub(crate) manager: Arc<Manager>,
     /// The metrics and admin listeners.
     pub(crate) monitors: Vec<Offered>,
-    pub(crate) gate: Gate,
 }
 
 /// The result of an upgrade.
@@ -47,7 +46,7 @@ impl Upgrade {
             Err(None) => return Upgraded::GivenUp(None),
         };
         let offered: Vec<_> = offered.into_iter().chain(self.monitors.iter().cloned()).collect();
-        let introduced = giving.introduce(&offered, &overview.sessions).await;
+        let introduced = giving.introduce(&offered, &overview.process.sessions).await;
         drop(offered);
         if let Err(trouble) = introduced {
             return failed(giving, "the new process did not become ready", trouble).await;
@@ -61,34 +60,34 @@ impl Upgrade {
         give_up.moves();
         // This process accepts clients until the sessions have moved. So no new client depends on a
         // process that cannot relay. Then clients wait in the queues of the listeners.
-        match giving.sessions(&overview.sessions).await {
+        match giving.sessions(&overview.process.sessions).await {
             Given::All if !give_up.is_asked() => {}
-            Given::Ended => return self.serves_on(giving),
+            Given::Ended => return serves_on(giving, overview),
             Given::All | Given::Part => return Upgraded::GivenUp(Some(giving)),
         }
-        self.gate.set(false);
+        overview.process.gate.set(false);
         if !giving.accept(overview).await {
-            return self.serves_on(giving);
+            return serves_on(giving, overview);
         }
         SocketFile::leave_all();
         if give_up.is_asked() {
             return Upgraded::GivenUp(Some(giving));
         }
         self.manager.hand_over(giving.pid()).await;
-        let left = overview.sessions.len();
+        let left = overview.process.sessions.len();
         let summary = giving.summary(left);
         Upgraded::Done(giving, summary)
     }
+}
 
-    /// Accepts clients again, when the new process has ended.
-    fn serves_on(&self, mut giving: Giving) -> Upgraded {
-        self.gate.set(true);
-        let (mut why, moved) = (giving.failure(), giving.moved());
-        if moved > 0 {
-            why += &format!(". The {moved} sessions that it had taken have ended with it");
-        }
-        Upgraded::Failed(why)
+/// Accepts clients again, when the new process has ended.
+fn serves_on(mut giving: Giving, overview: &Overview) -> Upgraded {
+    overview.process.gate.set(true);
+    let (mut why, moved) = (giving.failure(), giving.moved());
+    if moved > 0 {
+        why += &format!(". The {moved} sessions that it had taken have ended with it");
     }
+    Upgraded::Failed(why)
 }
 
 /// Ends a new process that has changed nothing.
@@ -107,7 +106,7 @@ impl Giving {
         let mut drain = std::pin::pin!(drain);
         tokio::select! {
             () = &mut drain => {}
-            () = self.late(&overview.sessions) => drain.await,
+            () = self.late(&overview.process.sessions) => drain.await,
         }
         self.totals(overview).await;
         sleep(LAST_ANSWERS).await;

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use spliceway::{Peer, RelayOptions};
 use tokio::sync::oneshot;
 
-use super::Shared;
 use crate::access::admission::Dials;
 use crate::access::auth::Penalties;
 use crate::access::policy::{TargetAccess, TargetPolicy};
@@ -16,6 +15,7 @@ use crate::net::listener::Transport;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
 use crate::session;
+use crate::session::process::Process;
 use crate::session::service::Service;
 use crate::settings::exposure::Clients;
 use crate::settings::{ServiceSettings, SessionSettings, Settings, UserTargets};
@@ -41,12 +41,12 @@ pub(super) struct Before<'a> {
 /// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
 /// unchanged. If nothing has changed, the service itself continues.
 pub(super) fn build(
+    process: &Process,
     settings: &Settings,
     service: &ServiceSettings,
     clients: Clients,
-    before: Option<&Before<'_>>,
-    shared: &Shared,
     transient: usize,
+    before: Option<&Before<'_>>,
 ) -> std::io::Result<Built> {
     if let Some(before) = before
         && is_unchanged(settings, service, before)
@@ -56,19 +56,19 @@ pub(super) fn build(
     {
         return Ok(before.built.clone());
     }
-    let traffic = shared.metrics.traffic(service.name);
+    let traffic = process.metrics.traffic(service.name);
     for reason in session::refusals(service) {
         traffic.may_refuse(reason);
     }
-    let policy = |access: &TargetAccess| policy(service, access, clients, shared);
+    let policy = |access: &TargetAccess| policy(service, access, clients, process);
     let dialer = dialer(service, policy(&service.targets), before, transient)?;
     let of_user = |user: &UserTargets| (user.name.clone(), dialer.with_policy(policy(&user.targets)));
     let user_dialers = service.user_targets.iter().map(of_user).collect();
-    let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
-    let rates = (service.rates_in, service.rates_out);
-    let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
+    let balancer = service.balance.as_ref().map(|balance| {
+        let before = before.and_then(|before| before.built.service.balancer.as_deref());
+        Balancer::new(service.name, balance, before)
+    });
     let sessions = &settings.sessions;
-    let dials = before.filter(|before| before.settings.sessions.max_dials_per_ip == sessions.max_dials_per_ip);
     let service = Service {
         name: service.name,
         kind: service.kind.clone(),
@@ -80,31 +80,19 @@ pub(super) fn build(
         is_private: clients == Clients::Local,
         is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),
         users: service.users.clone(),
-        accounts: Arc::clone(&shared.accounts),
-        penalties: penalties.map_or_else(
-            || Arc::new(Penalties::new(service.auth_penalty)),
-            |before| Arc::clone(&before.built.service.penalties),
-        ),
+        accounts: Arc::clone(&process.accounts),
+        penalties: penalties(service, before),
         accept_proxy: service.accept_proxy.clone(),
         send_proxy: service.send_proxy,
-        dials: dials.map_or_else(
-            || Arc::new(Dials::new(sessions.max_dials_per_ip)),
-            |before| Arc::clone(&before.built.service.dials),
-        ),
         dialer,
         user_dialers,
-        balancer: service.balance.as_ref().map(|balance| {
-            let before = before.and_then(|before| before.built.service.balancer.as_deref());
-            Balancer::new(service.name, balance, before)
-        }),
-        rates: limits.map_or_else(
-            || RateLimits::new(rates.0, rates.1),
-            |before| Arc::clone(&before.built.service.rates),
-        ),
+        balancer,
+        dials: dials(settings, before),
+        rates: rates(service, before),
         advertise: service.advertise,
-        metrics: Arc::clone(&shared.metrics),
+        metrics: Arc::clone(&process.metrics),
         traffic,
-        sessions: Arc::clone(&shared.sessions),
+        sessions: Arc::clone(&process.sessions),
         accepting: Accepting::new(),
     };
     Ok(Built {
@@ -113,6 +101,35 @@ pub(super) fn build(
         transient,
         tasks: Arc::default(),
     })
+}
+
+/// Returns the failed logins that the service before knows, if their setting is unchanged.
+fn penalties(service: &ServiceSettings, before: Option<&Before<'_>>) -> Arc<Penalties> {
+    let before = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
+    before.map_or_else(
+        || Arc::new(Penalties::new(service.auth_penalty)),
+        |before| Arc::clone(&before.built.service.penalties),
+    )
+}
+
+/// Returns the counts of connecting clients of the service before, if their limit is unchanged.
+fn dials(settings: &Settings, before: Option<&Before<'_>>) -> Arc<Dials> {
+    let most = settings.sessions.max_dials_per_ip;
+    let before = before.filter(|before| before.settings.sessions.max_dials_per_ip == most);
+    before.map_or_else(
+        || Arc::new(Dials::new(most)),
+        |before| Arc::clone(&before.built.service.dials),
+    )
+}
+
+/// Returns the rate limits of the service before, if they are unchanged.
+fn rates(service: &ServiceSettings, before: Option<&Before<'_>>) -> Arc<RateLimits> {
+    let of = |service: &ServiceSettings| (service.rates_in, service.rates_out);
+    let before = before.filter(|before| of(before.service) == of(service));
+    before.map_or_else(
+        || RateLimits::new(service.rates_in, service.rates_out),
+        |before| Arc::clone(&before.built.service.rates),
+    )
 }
 
 impl Built {
@@ -139,8 +156,8 @@ impl Built {
     }
 }
 
-fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, shared: &Shared) -> TargetPolicy {
-    let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, process: &Process) -> TargetPolicy {
+    let policy = TargetPolicy::of(access, clients == Clients::Local, process.own.clone());
     match service.transport {
         Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
         Transport::Streams => policy,

@@ -6,18 +6,28 @@ use std::sync::{Arc, Weak};
 
 use spliceway_protocol::address::ListenAddress;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-use super::Shared;
-use super::finishing::Left;
+use super::finishing::{Finishing, Left};
 use crate::access::policy::OwnEntry;
+use crate::kit::alive::{Alive, MaybeAlive};
+use crate::net::adopted::Offered;
 use crate::net::listener::{self, Listener, ModeChange, Transport};
 use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
-use crate::run::handover::Offered;
+use crate::session::process::Process;
 use crate::session::service::Service;
 use crate::session::udp_forward::{Opener, Port};
 use crate::session::{self, Arrival};
 use crate::settings::exposure::Reach;
 use crate::settings::{Kind, ServiceSettings};
+
+/// Binds listeners, and accepts their clients.
+#[derive(Clone)]
+pub(super) struct Acceptor {
+    process: Arc<Process>,
+    alive: Alive,
+    finishing: Arc<Finishing>,
+}
 
 /// The listeners of one address: one, or as many as a name has addresses.
 pub(super) struct OpenAddress {
@@ -54,67 +64,60 @@ pub(super) struct Assignment {
     pub(super) port_index: u16,
 }
 
-impl Bound {
+impl Acceptor {
+    pub(super) fn new(process: Arc<Process>, alive: Alive) -> Self {
+        Self {
+            process,
+            alive,
+            finishing: Arc::default(),
+        }
+    }
+
+    pub(super) fn maybe_alive(&self) -> MaybeAlive {
+        self.alive.downgrade()
+    }
+
     /// Binds the listeners of an address, and adds them to the list of own listeners.
     ///
     /// A process that was started to take over uses the listeners of `service` that it received.
-    pub(super) async fn bind(
-        address: &ListenAddress,
-        service: &ServiceSettings,
-        shared: &Shared,
-    ) -> io::Result<Vec<Self>> {
+    pub(super) async fn bind(&self, address: &ListenAddress, service: &ServiceSettings) -> io::Result<Vec<Bound>> {
         let left = match service.transport {
-            Transport::Datagrams => shared.finishing.at(address, service.name),
+            Transport::Datagrams => self.finishing.at(address, service.name),
             Transport::Streams => Vec::new(),
         };
         if !left.is_empty() {
-            let again = |left: Left| {
-                let own = shared.own.add(&*left.listener)?;
-                let (listener, port) = (left.listener, Some(left.port));
-                Ok(Self { listener, port, own })
-            };
+            let again = |left: Left| self.bound(left.listener, Some(left.port));
             return left.into_iter().map(again).collect();
         }
-        let role = role(service.name);
-        let found = shared.adopted.bind(&role, address, service.transport).await?;
-        let are_received = found.are_received;
+        let adopted = &self.process.adopted;
+        let found = adopted.bind(&role(service.name), address, service.transport).await?;
         let bound = |listener: Listener| {
             let listener = Arc::new(listener);
-            if are_received {
-                may_prepare(&listener, service)?;
+            if found.are_received {
+                check_options(&listener, service)?;
                 let (listener, kind) = (Arc::clone(&listener), service.kind.clone());
-                shared.adopted.at_commit(move || prepare_or_log(&listener, &kind));
+                adopted.at_commit(move || set_options_or_log(&listener, &kind));
             } else {
-                prepare(&listener, &service.kind)?;
+                set_options(&listener, &service.kind)?;
             }
-            let own = shared.own.add(&*listener)?;
-            Ok(Self {
-                listener,
-                port: None,
-                own,
-            })
+            self.bound(listener, None)
         };
         found.listeners.into_iter().map(bound).collect()
     }
 
-    pub(super) fn reach(&self) -> Reach {
-        Reach::of_listener(&self.listener)
+    fn bound(&self, listener: Arc<Listener>, port: Option<Arc<Port>>) -> io::Result<Bound> {
+        let own = self.process.own.add(&*listener)?;
+        Ok(Bound { listener, port, own })
     }
 
-    pub(super) fn describe(&self) -> String {
-        self.listener.describe()
-    }
-}
-
-impl OpenAddress {
     /// Starts to accept clients on new listeners.
     pub(super) fn open(
+        &self,
         address: ListenAddress,
         bound: Vec<Bound>,
         to: &Assignment,
-        shared: &Shared,
-        accepting: &mut tokio::task::JoinSet<()>,
-    ) -> Self {
+        accepting: &mut JoinSet<()>,
+    ) -> OpenAddress {
         let transport = bound
             .first()
             .map_or(Transport::Streams, |bound| bound.listener.transport());
@@ -126,7 +129,7 @@ impl OpenAddress {
             if let Some(port) = &bound.port {
                 port.reopens();
             }
-            accepting.spawn(accept(bound, address.clone(), receiver, shared.clone()));
+            accepting.spawn(self.clone().accept(bound, address.clone(), receiver));
             OpenSocket {
                 reach,
                 described,
@@ -134,7 +137,7 @@ impl OpenAddress {
                 listener,
             }
         });
-        Self {
+        OpenAddress {
             sockets: sockets.collect(),
             address,
             transport,
@@ -142,6 +145,122 @@ impl OpenAddress {
         }
     }
 
+    /// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
+    /// program stops.
+    async fn accept(self, bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>) {
+        let Bound { listener, port, own } = bound;
+        let (service, health) = (to.borrow().service.name, &self.process.health);
+        let guard = health.guard(&format!("the {service} listener on {}", listener.describe()));
+        let unwanted = unwanted(to.clone());
+        let stop = async {
+            tokio::select! {
+                _ = health.stopped() => {}
+                () = unwanted => {}
+            }
+        };
+        if let Listener::Udp(socket) = &*listener {
+            match port.map_or_else(|| Port::new(Arc::clone(socket)), Ok) {
+                Ok(port) => {
+                    let left = Left {
+                        address,
+                        service,
+                        listener: Arc::clone(&listener),
+                        port,
+                    };
+                    self.forward(left, &to, stop).await;
+                }
+                Err(error) => tracing::error!(%error, "cannot receive datagrams"),
+            }
+        } else {
+            self.accept_clients(&listener, &to, stop).await;
+        }
+        drop((listener, own));
+        guard.release();
+        // `OpenAddress::closed` waits for the last receiver.
+        drop(to);
+    }
+
+    /// Accepts the clients of a listener until `stop` is ready.
+    async fn accept_clients(
+        &self,
+        listener: &Listener,
+        to: &watch::Receiver<Assignment>,
+        stop: impl Future<Output = ()>,
+    ) {
+        let process = &self.process;
+        let failed = |errno| process.metrics.accept_failed(errno);
+        let serve = |accepted, permit| {
+            let Assignment { service, port_index } = to.borrow().clone();
+            let arrival = Arrival {
+                accepted,
+                port_index,
+                permit,
+            };
+            if let Some((opening, session)) = session::begin(arrival, service) {
+                let task = tokio::spawn(session::run(opening, self.alive.clone()));
+                session.runs_in(task.abort_handle());
+            }
+        };
+        let (gate, admission) = (&process.gate, &process.admission);
+        gate.accept(listener, admission, &failed, stop, serve).await;
+    }
+
+    /// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
+    /// sessions that there are.
+    async fn forward(&self, left: Left, to: &watch::Receiver<Assignment>, stop: impl Future<Output = ()>) {
+        let opener = || {
+            let Assignment { service, port_index } = to.borrow().clone();
+            Opener {
+                service,
+                port_index,
+                admission: Arc::clone(&self.process.admission),
+                alive: self.alive.clone(),
+            }
+        };
+        let (port, gate) = (Arc::clone(&left.port), &self.process.gate);
+        let mut stop = pin!(stop);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                // Another process receives the datagrams while the gate is closed.
+                () = gate.is(true) => {}
+            }
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                () = gate.is(false) => {}
+                () = port.serve(opener) => {}
+            }
+        }
+        let (opener, process, finishing) = (opener(), Arc::clone(&self.process), Arc::clone(&self.finishing));
+        port.closes();
+        finishing.add(left);
+        tokio::spawn(async move {
+            loop {
+                process.gate.is(true).await;
+                tokio::select! {
+                    biased;
+                    () = process.gate.is(false) => {}
+                    () = port.finish(&opener) => break,
+                }
+            }
+            finishing.remove(&port);
+        });
+    }
+}
+
+impl Bound {
+    pub(super) fn reach(&self) -> Reach {
+        Reach::of_listener(&self.listener)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.listener.describe()
+    }
+}
+
+impl OpenAddress {
     pub(super) fn service(&self) -> &'static str {
         self.service
     }
@@ -194,7 +313,7 @@ impl OpenAddress {
     /// Returns an error if a listener is unfit for the service.
     pub(super) fn check(&self, service: &ServiceSettings) -> io::Result<()> {
         let mut open = self.sockets.iter().filter_map(|socket| socket.listener.upgrade());
-        open.try_for_each(|listener| may_prepare(&listener, service))
+        open.try_for_each(|listener| check_options(&listener, service))
     }
 
     /// Returns who could reach these listeners if they were opened for `address`.
@@ -208,7 +327,7 @@ impl OpenAddress {
     /// Sends new clients to this service from now on.
     pub(super) fn assign(&mut self, address: ListenAddress, to: &Assignment) {
         for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
-            prepare_or_log(&listener, &to.service.kind);
+            set_options_or_log(&listener, &to.service.kind);
         }
         let change = match (&self.address, &address) {
             (ListenAddress::Unix { mode: from, .. }, ListenAddress::Unix { path, mode }) => {
@@ -240,7 +359,7 @@ impl std::fmt::Display for OpenAddress {
 
 /// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another
 /// service, because it only matters for connections that such a rule still sends here.
-fn prepare(listener: &Listener, kind: &Kind) -> io::Result<()> {
+fn set_options(listener: &Listener, kind: &Kind) -> io::Result<()> {
     match listener {
         Listener::Tcp(socket) if kind.is_behind_tproxy() => {
             allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
@@ -249,15 +368,15 @@ fn prepare(listener: &Listener, kind: &Kind) -> io::Result<()> {
     }
 }
 
-/// Does the same after a check, so that it does not fail.
-fn prepare_or_log(listener: &Listener, kind: &Kind) {
-    if let Err(error) = prepare(listener, kind) {
+/// Sets the option after a check, so that setting it does not fail.
+fn set_options_or_log(listener: &Listener, kind: &Kind) {
+    if let Err(error) = set_options(listener, kind) {
         tracing::error!("{error}");
     }
 }
 
-/// Checks that [`prepare`] will succeed. The service that has the listener now does not notice.
-fn may_prepare(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
+/// Checks that [`set_options`] will succeed. The service that has the listener now does not notice.
+fn check_options(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
     match listener {
         Listener::Tcp(socket) if service.kind.is_behind_tproxy() => {
             may_allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
@@ -274,112 +393,6 @@ fn unfit(listener: &Listener, error: &io::Error) -> io::Error {
 /// Returns the role of a service's listeners, which differs from that of the operator's listeners.
 fn role(service: &str) -> String {
     format!("service {service}")
-}
-
-/// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
-/// program stops.
-async fn accept(bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>, shared: Shared) {
-    let Bound { listener, port, own } = bound;
-    let name = to.borrow().service.name;
-    let guard = shared
-        .health
-        .guard(&format!("the {name} listener on {}", listener.describe()));
-    let unwanted = unwanted(to.clone());
-    let stop = async {
-        tokio::select! {
-            _ = shared.health.stopped() => {}
-            () = unwanted => {}
-        }
-    };
-    if let Listener::Udp(socket) = &*listener {
-        match port.map_or_else(|| Port::new(Arc::clone(socket)), Ok) {
-            Ok(port) => {
-                let (service, listener) = (name, Arc::clone(&listener));
-                let left = Left {
-                    address,
-                    service,
-                    listener,
-                    port,
-                };
-                forward(left, &to, &shared, stop).await;
-            }
-            Err(error) => tracing::error!(%error, "cannot receive datagrams"),
-        }
-    } else {
-        accept_clients(&listener, &to, &shared, stop).await;
-    }
-    drop((listener, own));
-    guard.release();
-    // `Bound::closed` waits for the last receiver.
-    drop(to);
-}
-
-/// Accepts the clients of a listener until `stop` is ready.
-async fn accept_clients(
-    listener: &Listener,
-    to: &watch::Receiver<Assignment>,
-    shared: &Shared,
-    stop: impl Future<Output = ()>,
-) {
-    let failed = |errno| shared.metrics.accept_failed(errno);
-    let serve = |accepted, permit| {
-        let Assignment { service, port_index } = to.borrow().clone();
-        let arrival = Arrival {
-            accepted,
-            port_index,
-            permit,
-        };
-        if let Some((opening, session)) = session::begin(arrival, service) {
-            let task = tokio::spawn(session::run(opening, shared.alive.clone()));
-            session.runs_in(task.abort_handle());
-        }
-    };
-    let (gate, admission) = (&shared.gate, &shared.admission);
-    gate.accept(listener, admission, &failed, stop, serve).await;
-}
-
-/// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
-/// sessions that there are.
-async fn forward(left: Left, to: &watch::Receiver<Assignment>, shared: &Shared, stop: impl Future<Output = ()>) {
-    let opener = || {
-        let Assignment { service, port_index } = to.borrow().clone();
-        Opener {
-            service,
-            port_index,
-            admission: Arc::clone(&shared.admission),
-            alive: shared.alive.clone(),
-        }
-    };
-    let port = Arc::clone(&left.port);
-    let mut stop = pin!(stop);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut stop => break,
-            // Another process receives the datagrams while the gate is closed.
-            () = shared.gate.is(true) => {}
-        }
-        tokio::select! {
-            biased;
-            () = &mut stop => break,
-            () = shared.gate.is(false) => {}
-            () = port.serve(opener) => {}
-        }
-    }
-    let (opener, gate, finishing) = (opener(), shared.gate.clone(), Arc::clone(&shared.finishing));
-    port.closes();
-    finishing.add(left);
-    tokio::spawn(async move {
-        loop {
-            gate.is(true).await;
-            tokio::select! {
-                biased;
-                () = gate.is(false) => {}
-                () = port.finish(&opener) => break,
-            }
-        }
-        finishing.remove(&port);
-    });
 }
 
 /// Waits until the listener leads to no service, or to one that has stopped accepting.

@@ -9,13 +9,12 @@ use tokio::net::UnixStream;
 use std::sync::Arc;
 
 use super::*;
-use crate::access::admission::Admission;
 use crate::access::gate::Gate;
-use crate::access::policy::OwnListeners;
 use crate::kit::health::Health;
 use crate::net::stream::Stream;
 use crate::run::drain::Drain;
-use crate::run::instance::{Instance, Shared};
+use crate::run::instance::Instance;
+use crate::session::process::Process;
 use crate::session::record::Record;
 use crate::session::sessions::{Facts, Session};
 use crate::session::{self, Parcel, Suspended};
@@ -34,28 +33,14 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        let (admission, health) = (Admission::new("sessions", 1, None), Health::new());
         let (alive, drain) = Drain::new();
-        let shared = Shared {
-            health: health.clone(),
-            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
-            admission: Arc::clone(&admission),
-            sessions: Arc::default(),
-            own: OwnListeners::default(),
-            accounts: Arc::default(),
-            adopted: Arc::default(),
-            finishing: Arc::default(),
-            gate: Gate::new(false),
-            alive: alive.clone(),
-            descriptors: 1000,
-        };
+        let process = Process::new(Health::new(), Gate::new(false), 1000);
         // Port because no client comes that would be relayed there.
         let settings = crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9 --idle-timeout 0");
-        let mut instance = Instance::new(shared.clone());
-        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        let mut instance = Instance::new(Arc::clone(&process), alive.clone());
+        let plan = instance.plan(settings.unwrap()).await.unwrap();
         instance.commit(plan);
-        let (sessions, metrics) = (Arc::clone(&shared.sessions), Arc::clone(&shared.metrics));
-        let overview = Overview::new(sessions, admission, metrics, health, 1000);
+        let overview = Overview::new(process);
         overview.serve(instance.served());
 
         let service = Arc::clone(&overview.services()[0].service);
@@ -65,7 +50,7 @@ impl World {
         let rates = service.rates.of_session(None);
         let parcel = Parcel {
             record: Record::arrived(service, session),
-            permit: overview.admission.readmit(),
+            permit: overview.process.admission.readmit(),
             suspended: Suspended {
                 client: Stream::Unix(near),
                 upstream: Stream::Unix(far),
@@ -150,7 +135,10 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
             world.fill();
         }
         let started = Instant::now();
-        assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
+        assert_eq!(
+            world.giving.sessions(&world.overview.process.sessions).await,
+            Given::Ended
+        );
         assert_eq!(world.giving.moved(), 0);
         world
             .has_survived(started, SUSPEND + ANSWER + EXIT_GRACE + LEFT_BEHIND)

@@ -4,24 +4,24 @@ use std::fmt;
 
 /// What a reload changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Report {
+pub(in crate::run) struct Changes {
     /// The names of services.
-    pub(crate) added: Vec<&'static str>,
-    pub(crate) changed: Vec<&'static str>,
-    pub(crate) removed: Vec<&'static str>,
+    pub(super) added: Vec<&'static str>,
+    pub(super) changed: Vec<&'static str>,
+    pub(super) removed: Vec<&'static str>,
     /// The addresses of listeners.
-    pub(crate) opened: Vec<String>,
-    pub(crate) closed: Vec<String>,
+    pub(super) opened: Vec<String>,
+    pub(super) closed: Vec<String>,
     /// The users that a service no longer has: the service, and the user as in records. Their
     /// sessions continue, unless the operator asks to end them.
-    pub(crate) removed_users: Vec<(&'static str, Box<str>)>,
+    pub(super) removed_users: Vec<(&'static str, Box<str>)>,
     /// Whether the limits of users differ.
-    pub(crate) has_other_users_limits: bool,
+    pub(super) has_other_users_limits: bool,
     /// The settings that differ from those in force, and need a restart.
-    pub(crate) needs_restart: Vec<&'static str>,
+    pub(super) needs_restart: Vec<&'static str>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let opened: Vec<_> = self.opened.iter().map(String::as_str).collect();
         let closed: Vec<_> = self.closed.iter().map(String::as_str).collect();

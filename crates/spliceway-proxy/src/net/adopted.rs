@@ -1,4 +1,5 @@
-//! The listeners that a new process has received.
+//! The listeners of a hand-over: those that the old process offers, and those that the new one has
+//! received.
 //!
 //! ```text
 //!   received ─┬─ bind: a service uses it ─▶ open ───────────────┐
@@ -10,13 +11,28 @@
 
 use parking_lot::Mutex;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use spliceway_protocol::address::{ListenAddress, is_abstract};
 
 use crate::net::listener::{self, Listener, ModeChange, Ownership, Transport};
+
+/// Listeners that were opened for one address, and that a new process may receive.
+#[derive(Clone)]
+pub(crate) struct Offered {
+    pub(crate) role: String,
+    pub(crate) address: String,
+    pub(crate) listeners: Vec<Arc<Listener>>,
+}
+
+impl Offered {
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.iter().map(|listener| listener.as_fd())
+    }
+}
 
 /// Listeners by their address. The limit on descriptors limits them. Empty in a process that was
 /// not started by another one.
@@ -49,7 +65,7 @@ struct Group {
 
 impl Adopted {
     /// Adds a listener. Listeners with the same number were opened for one address.
-    pub(super) fn add(&self, number: usize, role: String, address: &str, socket: OwnedFd) -> io::Result<()> {
+    pub(crate) fn add(&self, number: usize, role: String, address: &str, socket: OwnedFd) -> io::Result<()> {
         let address: ListenAddress = address
             .parse()
             .map_err(|error| io::Error::other(format!("{address}: {error}")))?;
