@@ -23,19 +23,20 @@ mod give;
 mod give_up;
 mod link;
 mod message;
+mod new_process;
 mod owner;
+mod sessions;
 mod state;
 mod take;
-mod upgrade;
+mod trouble;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-pub(super) use give::Giving;
+pub(super) use give::{Handover, Upgrade, Upgraded};
 pub(super) use give_up::GiveUp;
 pub(crate) use take::Successor;
-pub(super) use upgrade::{Upgrade, Upgraded};
 
 /// The environment variable that tells a new process that its standard input is the socket of the
 /// old one.

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::monitor::control::{Command, NotDone, Order};
 use crate::monitor::overview::Overview;
 use crate::run::drain::{SignalRequest, Signals, serving};
-use crate::run::handover::{GiveUp, Giving, Upgrade, Upgraded};
+use crate::run::handover::{GiveUp, Handover, Upgrade, Upgraded};
 use crate::run::instance::{Changes, Instance, Plan};
 use crate::run::notify::Message;
 use crate::settings::Source;
@@ -56,11 +56,11 @@ pub(super) struct End {
 pub(super) enum Next {
     Nobody,
     /// It has taken over.
-    HandedOver(Giving),
-    /// The program was asked to stop during an upgrade, before any session had moved.
-    GivenUp(Giving),
-    /// The program was asked to stop while sessions moved. Both processes have some.
-    Interrupted(Giving),
+    HandedOver(Handover),
+    /// The program was asked to stop during an upgrade, before any session was handed over.
+    GivenUp(Handover),
+    /// The program was asked to stop while sessions were handed over. Both processes have some.
+    Interrupted(Handover),
 }
 
 impl Orders<'_> {
@@ -88,12 +88,12 @@ impl Orders<'_> {
                     None => return self.stop(),
                 },
                 Order::Upgrade => match self.hand_over(instance).await {
-                    Ok((giving, summary)) => {
+                    Ok((handover, summary)) => {
                         if let Some(command) = command {
                             command.answer(Ok(format!("handed over: {summary}")));
                         }
                         self.overview.process.health.drain();
-                        return End::now(Next::HandedOver(giving));
+                        return End::now(Next::HandedOver(handover));
                     }
                     Err(NotHandedOver::Failed(why)) => Err(NotDone::Refused(why)),
                     Err(NotHandedOver::Stopped(end)) => return *end,
@@ -173,67 +173,76 @@ impl Orders<'_> {
     }
 
     /// Hands over. A stop ends the upgrade at every step. The drain of a service ends it, as long
-    /// as no session has moved.
-    async fn hand_over(&mut self, instance: &Instance) -> Result<(Giving, String), NotHandedOver> {
-        let give_up = Arc::new(GiveUp::new());
-        let (mut stopped, mut drains) = (None, Vec::new());
-        let offered = instance.listeners().collect();
-        let mut upgrading = pin!(share_quotas(
-            self.overview,
-            self.upgrade.run(offered, self.overview, &give_up),
-            &give_up
-        ));
-        let upgraded = loop {
-            tokio::select! {
-                biased;
-                () = self.signals.stop_request() => {
-                    match stopped {
-                        None => tracing::info!("asked to stop during an upgrade: it is given up"),
-                        Some(_) => self.signals.hurry_later(),
-                    }
-                    stopped.get_or_insert_with(Instant::now);
-                    self.overview.process.health.drain();
-                    give_up.ask();
-                }
-                upgraded = &mut upgrading => break upgraded,
-                () = too_late(&self.waiting) => self.refuse_first("an upgrade"),
-                Some(command) = self.commands.recv() => match command.order {
-                    Order::Drain(name) => {
-                        if give_up.undoes() {
-                            give_up.ask();
-                        }
-                        drains.push((name, command));
-                    }
-                    Order::Reload { .. } | Order::Upgrade => self.wait(command, "an upgrade"),
-                },
-            }
-        };
+    /// as no session was handed over.
+    async fn hand_over(&mut self, instance: &Instance) -> Result<(Handover, String), NotHandedOver> {
+        let (overview, give_up, mut meanwhile) = (self.overview, Arc::new(GiveUp::new()), Meanwhile::default());
+        let upgrading = self.upgrade.run(instance.listeners().collect(), overview, &give_up);
+        let upgrading = share_quotas(overview, upgrading, &give_up);
+        let upgraded = self.during_upgrade(upgrading, &give_up, &mut meanwhile).await;
+        let Meanwhile { stopped, drains } = meanwhile;
         let why = match (upgraded, stopped) {
-            (Upgraded::Done(giving, summary), None) => {
+            (Upgraded::Done(handover, summary), None) => {
                 tracing::info!("handed over: {summary}");
-                let moved = || NotDone::Busy("the program has handed over to a new process: ask that one".to_owned());
-                drains.into_iter().for_each(|(_, command)| command.answer(Err(moved())));
-                return Ok((giving, summary));
+                for (_, command) in drains {
+                    let why = "the program has handed over to a new process: ask that one".to_owned();
+                    command.answer(Err(NotDone::Busy(why)));
+                }
+                return Ok((handover, summary));
             }
             (upgraded, Some(at)) => {
-                let next = Next::after(upgraded, give_up.undoes());
+                let next = Next::after(upgraded, give_up.undoes_all());
                 return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
             }
-            (Upgraded::GivenUp(giving), None) => {
-                if let Some(giving) = giving {
-                    giving.dismiss().await;
+            (Upgraded::GivenUp(handover), None) => {
+                if let Some(handover) = handover {
+                    handover.dismiss().await;
                 }
                 let drained = drains.first().map_or("a service", |(name, _)| *name);
                 format!("{drained} was drained meanwhile, and the new process would accept its clients: try again")
             }
             (Upgraded::Failed(why), None) => why,
         };
-        self.overview.process.accounts.share(false).await;
+        overview.process.accounts.share(false).await;
         tracing::error!("the upgrade failed, and this process serves on: {why}");
-        drains
-            .into_iter()
-            .for_each(|(name, command)| drain(instance, name, Some(command)));
+        for (name, command) in drains {
+            drain(instance, name, Some(command));
+        }
         Err(NotHandedOver::Failed(why))
+    }
+
+    /// Waits for an upgrade, and notes what is ordered meanwhile.
+    async fn during_upgrade(
+        &mut self,
+        upgrading: impl Future<Output = Upgraded>,
+        give_up: &GiveUp,
+        meanwhile: &mut Meanwhile,
+    ) -> Upgraded {
+        let mut upgrading = pin!(upgrading);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.signals.stop_request() => {
+                    match meanwhile.stopped {
+                        None => tracing::info!("asked to stop during an upgrade: it is given up"),
+                        Some(_) => self.signals.hurry_later(),
+                    }
+                    meanwhile.stopped.get_or_insert_with(Instant::now);
+                    self.overview.process.health.drain();
+                    give_up.request();
+                }
+                upgraded = &mut upgrading => return upgraded,
+                () = too_late(&self.waiting) => self.refuse_first("an upgrade"),
+                Some(command) = self.commands.recv() => match command.order {
+                    Order::Drain(name) => {
+                        if give_up.undoes_all() {
+                            give_up.request();
+                        }
+                        meanwhile.drains.push((name, command));
+                    }
+                    Order::Reload { .. } | Order::Upgrade => self.wait(command, "an upgrade"),
+                },
+            }
+        }
     }
 
     /// Lets a reload or an upgrade wait for a short time.
@@ -253,13 +262,13 @@ impl Orders<'_> {
 }
 
 impl Next {
-    /// Returns what is left of an upgrade when the program is asked to stop. `undoes` says that no
-    /// session has moved.
-    fn after(upgraded: Upgraded, undoes: bool) -> Self {
+    /// Returns what is left of an upgrade when the program is asked to stop. `undoes_all` says
+    /// that no session was handed over.
+    fn after(upgraded: Upgraded, undoes_all: bool) -> Self {
         match upgraded {
-            Upgraded::GivenUp(Some(giving)) if undoes => Self::GivenUp(giving),
+            Upgraded::GivenUp(Some(handover)) if undoes_all => Self::GivenUp(handover),
             // The stop may come when the new process already accepts clients.
-            Upgraded::GivenUp(Some(giving)) | Upgraded::Done(giving, _) => Self::Interrupted(giving),
+            Upgraded::GivenUp(Some(handover)) | Upgraded::Done(handover, _) => Self::Interrupted(handover),
             Upgraded::GivenUp(None) | Upgraded::Failed(_) => Self::Nobody,
         }
     }
@@ -270,6 +279,15 @@ impl End {
         let at = Instant::now();
         Self { at, next }
     }
+}
+
+/// What was ordered during an upgrade.
+#[derive(Default)]
+struct Meanwhile {
+    /// When the program was asked to stop.
+    stopped: Option<Instant>,
+    /// The services to drain.
+    drains: Vec<(&'static str, Command)>,
 }
 
 /// Why a new process has not taken over.
@@ -338,7 +356,7 @@ async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgra
     let shared = tokio::select! {
         biased;
         () = overview.process.accounts.share(true) => true,
-        () = give_up.asked() => false,
+        () = give_up.requested() => false,
     };
     if shared {
         upgrading.await

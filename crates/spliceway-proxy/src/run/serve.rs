@@ -145,7 +145,7 @@ async fn begin(
     end_sessions_in_time(&process);
     overview.serve(instance.served());
     if let Some(taking) = taking {
-        let taking = taking.run(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
+        let taking = taking.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
         tokio::spawn(async move {
             taking.await;
             process.accounts.share(false).await;
@@ -202,8 +202,8 @@ async fn stop(
 ) {
     let limit = instance.settings().map_or(Duration::ZERO, |settings| settings.drain);
     let mut next = end.next;
-    if let Next::Interrupted(giving) = &mut next {
-        giving.ask_to_stop().await;
+    if let Next::Interrupted(handover) = &mut next {
+        handover.request_stop().await;
     }
     instance.close().await;
     tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
@@ -214,21 +214,21 @@ async fn stop(
         Next::Nobody => {
             drained.await;
         }
-        Next::GivenUp(giving) => {
+        Next::GivenUp(handover) => {
             // The sockets of the new process keep the listeners open.
-            tokio::join!(giving.dismiss(), drained);
+            tokio::join!(handover.dismiss(), drained);
         }
-        Next::HandedOver(giving) => {
+        Next::HandedOver(handover) => {
             let drained = async {
                 drained.await;
             };
-            giving.finish(overview, drained).await;
+            handover.finish(overview, drained).await;
         }
-        Next::Interrupted(giving) => {
+        Next::Interrupted(handover) => {
             if drained.await == Drained::Hurried {
                 signals.hurry_later();
             }
-            giving.ends_until(end.at + limit, signals.hurry()).await;
+            handover.wait_until(end.at + limit, signals.hurry()).await;
         }
     }
 }

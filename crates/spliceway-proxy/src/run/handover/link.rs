@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// Sends a frame with descriptors. Not cancel safe.
-    pub(super) async fn give(
+    pub(super) async fn send(
         &mut self,
         message: &impl Serialize,
         data: &[&[u8]],
@@ -85,7 +85,7 @@ impl Link {
         let frame = encode(message, data).map_err(NotSent::Refused)?;
         let first = self
             .0
-            .async_io(Interest::WRITABLE, || send(&self.0, &frame, descriptors));
+            .async_io(Interest::WRITABLE, || send_once(&self.0, &frame, descriptors));
         let sent = match first.await {
             Ok(sent) => sent,
             // The limits on descriptors in flight, and on memory.
@@ -104,14 +104,14 @@ impl Link {
 
     /// Receives a frame with its descriptors. Returns `None` at the end of the stream, or if the
     /// rest of a frame is missing. Not cancel safe.
-    pub(super) async fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<Frame<T>>> {
+    pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<Frame<T>>> {
         let (mut head, mut descriptors) = ([0; HEAD_BYTES], Vec::new());
         let mut read = 0;
         while read < HEAD_BYTES {
             let part = &mut head[read..];
             let received = self
                 .0
-                .async_io(Interest::READABLE, || receive(&self.0, part, &mut descriptors));
+                .async_io(Interest::READABLE, || receive_once(&self.0, part, &mut descriptors));
             match received.await? {
                 0 => return Ok(None),
                 bytes => read += bytes,
@@ -129,14 +129,14 @@ impl Link {
     }
 
     /// Sends a message without descriptors. Not cancel safe.
-    pub(super) async fn say(&mut self, message: &impl Serialize) -> io::Result<()> {
+    pub(super) async fn send_message(&mut self, message: &impl Serialize) -> io::Result<()> {
         let frame = encode(message, &[])?;
         self.0.write_all(&frame).await
     }
 
-    /// Receives a message without descriptors. Returns `None` like [`take`](Self::take). Not cancel
+    /// Receives a message without descriptors. Returns `None` like [`receive`](Self::receive). Not cancel
     /// safe.
-    pub(super) async fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub(super) async fn receive_message<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut head = [0; HEAD_BYTES];
         if !is_whole(self.0.read_exact(&mut head).await.map(drop))? {
             return Ok(None);
@@ -203,7 +203,7 @@ fn decode<T: DeserializeOwned>(json: &[u8]) -> io::Result<T> {
     serde_json::from_slice(json).map_err(Into::into)
 }
 
-fn send(socket: &UnixStream, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+fn send_once(socket: &UnixStream, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
@@ -220,7 +220,7 @@ fn send(socket: &UnixStream, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io
     }
 }
 
-fn receive(socket: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+fn receive_once(socket: &UnixStream, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -260,17 +260,17 @@ mod tests {
                 .iter()
                 .enumerate()
             {
-                old.give(&index, &[&data[..index], &data], descriptors).await.unwrap();
+                old.send(&index, &[&data[..index], &data], descriptors).await.unwrap();
             }
             drop(old);
         };
         let receiving = async {
             for (index, count) in [1, 0, 2].into_iter().enumerate() {
-                let frame = new.take::<usize>().await.unwrap().unwrap();
+                let frame = new.receive::<usize>().await.unwrap().unwrap();
                 assert_eq!((frame.message, frame.descriptors.len()), (index, count));
                 assert!(frame.data.len() == data.len() + index && frame.data.iter().all(|byte| *byte == 7));
             }
-            assert!(new.take::<usize>().await.unwrap().is_none());
+            assert!(new.receive::<usize>().await.unwrap().is_none());
         };
         tokio::join!(sending, receiving);
     }
@@ -288,11 +288,13 @@ mod tests {
                 let (mut one, mut other) = pair();
                 one.0.write_all(bytes).await.unwrap();
                 drop(one);
-                let heard = match takes {
-                    true => other.take::<bool>().await.map(|frame| frame.map(|frame| frame.message)),
-                    false => other.hear::<bool>().await,
+                let received = if takes {
+                    let frame = other.receive::<bool>().await;
+                    frame.map(|frame| frame.map(|frame| frame.message))
+                } else {
+                    other.receive_message::<bool>().await
                 };
-                match heard {
+                match received {
                     Ok(None) => assert!(ends, "{bytes:?}"),
                     Err(error) => assert!(!ends, "{bytes:?}: {error}"),
                     Ok(Some(_)) => panic!("{bytes:?} is no message"),
@@ -301,6 +303,6 @@ mod tests {
         }
         let (mut one, _other) = pair();
         let long = "x".repeat(JSON_MAX_BYTES);
-        assert!(matches!(one.give(&long, &[], &[]).await, Err(NotSent::Refused(_))));
+        assert!(matches!(one.send(&long, &[], &[]).await, Err(NotSent::Refused(_))));
     }
 }

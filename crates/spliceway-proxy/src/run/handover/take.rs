@@ -93,7 +93,7 @@ impl Successor {
     /// Returns the reason why this process does not take over, and tells it to the old process.
     pub(crate) async fn receive(self, process: &Process) -> io::Result<Taking> {
         let mut taking = Taking(Link::new(self.0)?);
-        match taking.listeners(process).await {
+        match taking.receive_listeners(process).await {
             Ok(()) => Ok(taking),
             Err(error) => {
                 taking.refuse(&error).await;
@@ -109,11 +109,11 @@ fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descripto
 }
 
 impl Taking {
-    async fn listeners(&mut self, process: &Process) -> io::Result<()> {
+    async fn receive_listeners(&mut self, process: &Process) -> io::Result<()> {
         loop {
             let Some(Frame {
                 message, descriptors, ..
-            }) = self.next().await?
+            }) = self.receive().await?
             else {
                 return Err(io::Error::other("the old process has ended"));
             };
@@ -137,9 +137,9 @@ impl Taking {
     }
 
     /// Returns the next message. Its data may have several frames.
-    async fn next(&mut self) -> io::Result<Option<Received>> {
+    async fn receive(&mut self) -> io::Result<Option<Received>> {
         let mut parts = Vec::new();
-        while let Some(mut frame) = self.0.take().await? {
+        while let Some(mut frame) = self.0.receive().await? {
             if !parts.is_empty() {
                 parts.append(&mut frame.data);
                 frame.data = std::mem::take(&mut parts);
@@ -160,7 +160,7 @@ impl Taking {
         let why = reason(&why.to_string());
         let refused = ToOld::Refused { why };
         // The old process serves on, whether or not it knows the reason.
-        let _ = self.0.say(&refused).await;
+        let _ = self.0.send_message(&refused).await;
     }
 
     /// Waits until the services of this process may start. If the old process has died, this
@@ -169,10 +169,10 @@ impl Taking {
     /// # Errors
     /// Returns an error if the messages make no sense. The old process then serves on.
     pub(crate) async fn ready(&mut self, process: &Process) -> io::Result<()> {
-        if self.0.say(&ToOld::Ready).await.is_err() {
+        if self.0.send_message(&ToOld::Ready).await.is_err() {
             return Ok(());
         }
-        match self.next().await? {
+        match self.receive().await? {
             Some(Frame {
                 message: ToNew::Serve,
                 data,
@@ -185,9 +185,9 @@ impl Taking {
     }
 
     /// Receives the state of services, sessions and listeners until the old process has ended.
-    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, manager: Arc<Manager>) {
+    pub(crate) async fn receive_state(mut self, alive: MaybeAlive, overview: Arc<Overview>, manager: Arc<Manager>) {
         // If this fails, the old process is dead.
-        let _ = self.0.say(&ToOld::Serving).await;
+        let _ = self.0.send_message(&ToOld::Serving).await;
         let process = &overview.process;
         let (mut taken, mut commit) = (0_u64, Some(Commit { process, manager }));
         let error = loop {
@@ -195,7 +195,7 @@ impl Taking {
                 message,
                 data,
                 descriptors,
-            } = match self.next().await {
+            } = match self.receive().await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
                     commit_once(&mut commit).await;
@@ -205,7 +205,7 @@ impl Taking {
             };
             match message {
                 ToNew::Session(session) => {
-                    let is_taken = self.session(*session, &data, descriptors, &alive, &overview).await;
+                    let is_taken = self.take_session(*session, &data, descriptors, &alive, &overview).await;
                     taken += u64::from(is_taken);
                 }
                 ToNew::Service => add(&data, &overview),
@@ -217,7 +217,7 @@ impl Taking {
                 ToNew::Accept => {
                     continue_metrics(&process.metrics, &data);
                     // If the old process is dead, this is the only one that has the listeners.
-                    let _is_heard = self.0.say(&ToOld::Accepting).await;
+                    let _is_sent = self.0.send_message(&ToOld::Accepting).await;
                     commit_once(&mut commit).await;
                 }
                 ToNew::Totals => {
@@ -239,7 +239,7 @@ impl Taking {
     }
 
     /// Takes one session, or refuses it. Returns whether this process owns it.
-    async fn session(
+    async fn take_session(
         &mut self,
         message: SessionMessage,
         data: &[u8],
@@ -252,7 +252,7 @@ impl Taking {
         let session = message.id;
         let alive = alive.upgrade().ok_or_else(|| io::Error::other("the new process stops"));
         let parcel = alive.and_then(|alive| Ok((parcel(message, data, descriptors, overview)?, alive)));
-        let (answer, parcel, said) = match parcel {
+        let (answer, parcel, message) = match parcel {
             Ok(parcel) => (Answer::Taken, Some(parcel), ToOld::Taken { session }),
             Err(error) => {
                 let why = reason(&error.to_string());
@@ -260,7 +260,7 @@ impl Taking {
             }
         };
         // If the old process is dead, this is the only process that has the session.
-        let _is_heard = self.0.say(&said).await;
+        let _is_sent = self.0.send_message(&message).await;
         taker.answered(answer);
         match parcel.filter(|_| taker.owns()) {
             Some((parcel, alive)) => {

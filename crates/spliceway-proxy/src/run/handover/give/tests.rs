@@ -1,13 +1,18 @@
 //! A new process that stops in the middle of a hand-over costs deadlines, and no session.
 
 use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
 
 use spliceway::RelayState;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
 
-use std::sync::Arc;
-
+use super::super::LONG_MAX_BYTES;
+use super::super::link::{DATA_MAX_BYTES, Link};
+use super::super::new_process::{EXIT_GRACE, LEFT_BEHIND};
+use super::super::sessions::SUSPEND;
 use super::*;
 use crate::access::gate::Gate;
 use crate::kit::health::Health;
@@ -22,7 +27,9 @@ use crate::session::{self, Parcel, Suspended};
 /// An old process with one session in relay, and a new process that neither reads nor answers.
 struct World {
     overview: Overview,
-    giving: Giving,
+    handover: Handover,
+    /// The socket to the new process.
+    socket: OwnedFd,
     client: UnixStream,
     target: UnixStream,
     /// The socket of the new process, which stays open when that process is dead.
@@ -63,16 +70,8 @@ impl World {
         let child = Command::new("sleep").arg("100").spawn().unwrap();
         let mut world = Self {
             overview,
-            giving: Giving {
-                link: Link::new(here).unwrap(),
-                pid: child.id().unwrap(),
-                child: Some(child),
-                pauses: Vec::new(),
-                give_up: Arc::new(GiveUp::new()),
-                refused: 0,
-                why: None,
-                failure: None,
-            },
+            socket: here.as_fd().try_clone_to_owned().unwrap(),
+            handover: Handover::new(new_process(child, here)),
             client,
             target,
             _other: other,
@@ -101,8 +100,7 @@ impl World {
 
     /// Fills the socket of the new process.
     fn fill(&mut self) {
-        let socket = self.giving.link.as_fd().try_clone_to_owned().unwrap();
-        let mut socket = StdUnixStream::from(socket);
+        let mut socket = StdUnixStream::from(self.socket.try_clone().unwrap());
         while socket.write(&[0; 4096]).is_ok() {}
     }
 
@@ -110,9 +108,13 @@ impl World {
     /// continues here.
     async fn has_survived(&mut self, started: Instant, most: Duration) {
         assert!(started.elapsed() <= most, "{:?}", started.elapsed());
-        assert!(self.giving.child.is_none(), "it must not answer later");
+        assert!(self.handover.new.is_reaped(), "it must not answer later");
         self.exchange().await;
     }
+}
+
+fn new_process(child: Child, socket: StdUnixStream) -> NewProcess {
+    NewProcess::new(child, Link::new(socket).unwrap(), Arc::new(GiveUp::new()))
 }
 
 /// The clock is paused, so a deadline passes as soon as everything waits.
@@ -123,23 +125,21 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         if is_full {
             world.fill();
         }
-        let started = Instant::now();
-        let trouble = world.giving.serve(&world.overview).await.unwrap_err();
-        world.giving.fail("it does not serve", trouble).await;
-        let expected = "it does not serve: no answer within 10 s, so this process has ended it";
-        assert_eq!(world.giving.failure(), expected);
-        world.has_survived(started, ANSWER + EXIT_GRACE).await;
+        let begun = Instant::now();
+        let started = world.handover.start_services(&world.overview).await;
+        assert_eq!(started, Err(Stopped::Ended));
+        let expected = "the new process does not serve: no answer within 10 s, so this process has ended it";
+        assert_eq!(world.handover.failure(), expected);
+        world.has_survived(begun, ANSWER + EXIT_GRACE).await;
 
         let mut world = World::new().await;
         if is_full {
             world.fill();
         }
         let started = Instant::now();
-        assert_eq!(
-            world.giving.sessions(&world.overview.process.sessions).await,
-            Given::Ended
-        );
-        assert_eq!(world.giving.moved(), 0);
+        let sent = world.handover.send_sessions(&world.overview.process.sessions).await;
+        assert_eq!(sent, Err(Stopped::Ended));
+        assert_eq!(world.handover.tally.taken(), 0);
         world
             .has_survived(started, SUSPEND + ANSWER + EXIT_GRACE + LEFT_BEHIND)
             .await;
@@ -149,7 +149,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
             world.fill();
         }
         let started = Instant::now();
-        assert!(!world.giving.accept(&world.overview).await);
+        assert_eq!(world.handover.accept(&world.overview).await, Err(Stopped::Ended));
         world.has_survived(started, ANSWER + EXIT_GRACE + LEFT_BEHIND).await;
     }
 }
@@ -160,17 +160,16 @@ async fn data_of_any_length_never_fails_a_hand_over() {
     use crate::run::handover::link::Frame;
     let (here, there) = StdUnixStream::pair().unwrap();
     let mut new = Link::new(there).unwrap();
-    let mut giving = World::new().await.giving;
-    giving.link = Link::new(here).unwrap();
+    let mut old = new_process(Command::new("true").spawn().unwrap(), here);
     let data: Vec<u8> = (0..2 * DATA_MAX_BYTES + 5).map(|index| (index % 251) as u8).collect();
-    let gives = async {
+    let sends = async {
         for length in [0, DATA_MAX_BYTES, DATA_MAX_BYTES + 1, data.len()] {
-            giving.give_long(&ToNew::Totals, &data[..length]).await.unwrap();
+            old.send_long(&ToNew::Totals, &data[..length]).await.unwrap();
         }
         let too_long = vec![0; LONG_MAX_BYTES + 1];
-        giving.give_long(&ToNew::Totals, &too_long).await.unwrap();
+        old.send_long(&ToNew::Totals, &too_long).await.unwrap();
     };
-    let takes = async {
+    let receives = async {
         for (length, frames) in [
             (0, 1),
             (DATA_MAX_BYTES, 1),
@@ -182,12 +181,12 @@ async fn data_of_any_length_never_fails_a_hand_over() {
             for index in 1..=frames {
                 let Frame {
                     message, data: part, ..
-                } = new.take::<ToNew>().await.unwrap().unwrap();
+                } = new.receive::<ToNew>().await.unwrap().unwrap();
                 assert_eq!(matches!(message, ToNew::Totals), index == frames, "{message:?}");
                 all.extend(part);
             }
             assert!(all == data[..length]);
         }
     };
-    tokio::join!(gives, takes);
+    tokio::join!(sends, receives);
 }

@@ -1,0 +1,185 @@
+//! Sends the sessions in relay to the new process, some at a time.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::link::NotSent;
+use super::message::{SessionMessage, ToNew, ToOld, micros};
+use super::new_process::NewProcess;
+use super::owner::{Answer, Giver};
+use super::trouble::{Stopped, Trouble};
+use crate::kit::harmless::reason;
+use crate::session::Moving;
+use crate::session::sessions::Sessions;
+
+/// The time in which the task of a session must suspend its relay. A worker may be busy.
+pub(super) const SUSPEND: Duration = Duration::from_secs(1);
+/// The number of sessions that are suspended at the same time. Each waits for those before it, so
+/// more would make every pause longer. Fewer would wait more often for the other process.
+const TOGETHER: usize = 16;
+
+/// The step in which sessions are handed over.
+const STEP: &str = "the new process does not take sessions";
+
+/// What has become of the sessions so far.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// How long each session was paused that the new process has taken.
+    pauses: Vec<Duration>,
+    refused: usize,
+    /// The last reason for which a session was not taken.
+    why: Option<String>,
+}
+
+/// A session on its way.
+struct Sent {
+    id: u64,
+    moving: Moving,
+    giver: Giver,
+    suspended: Instant,
+}
+
+/// Sends every session that is in relay.
+pub(super) async fn send_all(new: &mut NewProcess, sessions: &Sessions, tally: &mut Tally) -> Result<(), Stopped> {
+    let mut slot = Some(0);
+    while let Some(from) = slot {
+        let (found, next) = sessions.slice(from);
+        slot = next;
+        for together in found.chunks(TOGETHER) {
+            new.give_up().check()?;
+            let asked = together.iter().filter_map(|(_, session)| session.ask_to_move());
+            send_together(new, asked.collect(), tally).await;
+            if new.is_reaped() {
+                return Err(Stopped::Ended);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends sessions, and waits for the answer about each of them.
+async fn send_together(new: &mut NewProcess, asked: Vec<oneshot::Receiver<Moving>>, tally: &mut Tally) {
+    let (mut sent, mut trouble) = (Vec::with_capacity(asked.len()), None);
+    for asked in asked {
+        // The session may have ended, or cannot be suspended now.
+        let Ok(Ok(moving)) = new.give_up().soon(SUSPEND, asked).await else {
+            continue;
+        };
+        match send(new, moving).await {
+            Ok(Ok(one)) => sent.push(one),
+            Ok(Err(NotSent::Refused(error))) => {
+                tally.refused += 1;
+                tally.why = Some(error.to_string());
+            }
+            Ok(Err(NotSent::Broken)) => {
+                trouble = Some(Trouble::Closed);
+                break;
+            }
+            Err(late) => {
+                trouble = Some(late);
+                break;
+            }
+        }
+    }
+    for one in sent {
+        one.settle(new, tally).await;
+    }
+    if let Some(mut trouble) = trouble {
+        if trouble == Trouble::Closed && !new.is_reaped() {
+            trouble = new.left_behind().await;
+        }
+        new.fail(STEP, trouble).await;
+    }
+}
+
+/// Sends a session. If the whole of it was not sent, it continues here.
+async fn send(new: &mut NewProcess, moving: Moving) -> Result<Result<Sent, NotSent>, Trouble> {
+    let (parcel, suspended) = (moving.parcel(), Instant::now());
+    let (session, ends) = (parcel.record.session(), &parcel.suspended);
+    let mut message = SessionMessage::new(&session.facts(), &ends.state);
+    (message.id, message.service) = (session.id, session.service.to_owned());
+    message.age_us = micros(session.started.elapsed());
+    message.shown_idle_us = session.facts().idle(suspended).map(micros);
+    message.rates = ends.rates.balances();
+    let data = [&ends.state.a_to_b.in_flight[..], &ends.state.b_to_a.in_flight];
+    let sockets = [ends.client.as_fd(), ends.upstream.as_fd()];
+    let (id, mut giver) = (session.id, Giver::default());
+    let message = ToNew::Session(Box::new(message));
+    if let Err(not_sent) = new.try_send(&message, &data, &sockets).await? {
+        return Ok(Err(not_sent));
+    }
+    giver.offered();
+    Ok(Ok(Sent {
+        id,
+        moving,
+        giver,
+        suspended,
+    }))
+}
+
+impl Sent {
+    /// Waits for the answer. Then one of the processes owns the session.
+    async fn settle(mut self, new: &mut NewProcess, tally: &mut Tally) {
+        match answer(new, self.id, tally).await {
+            Some(answer) => self.giver.answered(answer),
+            None => self.giver.gone(),
+        }
+        if self.giver.owns() {
+            tally.refused += 1;
+            drop(self.moving);
+        } else {
+            tally.pauses.push(self.suspended.elapsed());
+            self.moving.taken();
+        }
+    }
+}
+
+/// Returns the answer about a session. `None` means that there is none, and that the new process
+/// has been reaped.
+async fn answer(new: &mut NewProcess, id: u64, tally: &mut Tally) -> Option<Answer> {
+    let trouble = match new.answer_or_end().await {
+        Ok(ToOld::Taken { session }) if session == id => return Some(Answer::Taken),
+        Ok(ToOld::NotTaken { session, why }) if session == id => {
+            tally.why = Some(reason(&why));
+            return Some(Answer::Refused);
+        }
+        Ok(other) => Trouble::unexpected(&other),
+        Err(trouble) => trouble,
+    };
+    new.fail(STEP, trouble).await;
+    None
+}
+
+impl Tally {
+    /// Returns the number of sessions that the new process has taken.
+    pub(super) fn taken(&self) -> usize {
+        self.pauses.len()
+    }
+
+    /// Returns a sentence about what was handed over to process `pid`, with the number of sessions
+    /// that are left.
+    pub(super) fn summary(&mut self, pid: u32, left: usize) -> String {
+        self.pauses.sort_unstable();
+        let taken = self.pauses.len();
+        let mut summary = format!("process {pid} serves; moved {taken} sessions");
+        if let Some(longest) = self.pauses.last() {
+            let part = |percent: usize| self.pauses[(taken * percent / 100).min(taken - 1)].as_secs_f64() * 1e3;
+            summary += &format!(
+                " (paused {:.1} ms in the median, {:.1} ms at p99, {:.1} ms at most)",
+                part(50),
+                part(99),
+                longest.as_secs_f64() * 1e3
+            );
+        }
+        if left > 0 {
+            summary += &format!("; {left} sessions finish in process {}", std::process::id());
+        }
+        if let Some(why) = &self.why {
+            summary += &format!("; {} were not taken: {why}", self.refused);
+        }
+        summary
+    }
+}
