@@ -188,10 +188,9 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
 
 /// Reads a password and prints its hash.
 fn hash_password() -> io::Result<()> {
-    let secret = if io::stdin().is_terminal() {
-        typed_secret()?
-    } else {
-        piped_secret()?
+    let secret = match io::stdin().is_terminal() {
+        true => typed_secret()?,
+        false => piped_secret()?,
     };
     if secret.is_empty() {
         return Err(io::Error::other("there is no password on standard input"));

@@ -2,9 +2,9 @@
 
 pub(crate) mod drain;
 pub(crate) mod handover;
-pub(crate) mod instance;
-pub(crate) mod monitoring;
-pub(crate) mod notify;
-pub(crate) mod orders;
+mod instance;
+mod monitoring;
+mod notify;
+mod orders;
 pub(crate) mod serve;
 pub(crate) mod startup;

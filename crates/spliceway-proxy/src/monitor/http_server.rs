@@ -25,7 +25,7 @@ use crate::net::listener::{Accepted, Listener};
 use crate::session::process::Process;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
-/// replaces another one ([`Places`]). While a client floods the listener, a probe from the same
+/// replaces another one ([`Seats`]). While a client floods the listener, a probe from the same
 /// address must send its head before this many newer connections are accepted.
 const CONNECTIONS_MAX: usize = 64;
 /// The longest request head. Scrapers and probes send one line and a few fields.
@@ -52,20 +52,20 @@ pub(crate) trait Answers: Send + Sync + 'static {
 ///
 /// While another process takes over, clients wait in the backlog, or are answered there.
 pub(crate) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, process: Arc<Process>) {
-    // There is one more permit than places, for a connection that has lost its place and is not
+    // There is one more permit than seats, for a connection that has lost its seat and is not
     // closed yet.
     let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
-    let places = Arc::new(Places::default());
+    let seats = Arc::new(Seats::default());
     let serve = |accepted: Accepted, permit: Permit| {
         let client = accepted.peer.map(|peer| ClientKey::from(peer.ip()));
-        let place = Places::enter(&places, client);
+        let seat = Seats::enter(&seats, client);
         let answers = Arc::clone(&answers);
-        let number = place.number;
+        let number = seat.number;
         let connection = tokio::spawn(async move {
-            answer_one(accepted.stream, &*answers, &place).await;
-            drop((place, permit));
+            answer_one(accepted.stream, &*answers, &seat).await;
+            drop((seat, permit));
         });
-        places.may_close(number, connection.abort_handle());
+        seats.may_close(number, connection.abort_handle());
     };
     let failed = |errno| process.metrics.accept_failed(errno);
     let gate = &process.gate;
@@ -74,7 +74,7 @@ pub(crate) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, p
 }
 
 /// Answers one request within the deadline. The connection is then closed.
-async fn answer_one<S, A>(mut stream: S, answers: &A, place: &Place)
+async fn answer_one<S, A>(mut stream: S, answers: &A, seat: &Seat)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     A: Answers,
@@ -92,7 +92,7 @@ where
         return;
     }
     let answer = service_fn(|request: Request<Incoming>| {
-        place.has_head.store(true, Ordering::Relaxed);
+        seat.has_head.store(true, Ordering::Relaxed);
         async { Ok::<_, Infallible>(answers.answer(request).await) }
     });
     let connection = http1::Builder::new()
@@ -105,14 +105,14 @@ where
     let _ = timeout(A::DEADLINE, connection).await;
 }
 
-/// The open connections. If no place is left for a new connection, another connection loses its
-/// place.
+/// The open connections. If no seat is left for a new connection, another connection loses its
+/// seat.
 ///
 /// The client with the most connections loses one of them, so that a flood closes no connection of
 /// a client with few. It is the oldest one that has not sent its whole request head, or else the
 /// oldest.
 #[derive(Default)]
-struct Places(Mutex<Taken>);
+struct Seats(Mutex<Taken>);
 
 #[derive(Default)]
 struct Taken {
@@ -128,16 +128,16 @@ struct Connection {
     task: Option<AbortHandle>,
 }
 
-/// The place of one connection. Dropping it frees the place.
-struct Place {
+/// The seat of one connection. Dropping it frees the seat.
+struct Seat {
     number: u64,
     has_head: Arc<AtomicBool>,
-    places: Arc<Places>,
+    seats: Arc<Seats>,
 }
 
-impl Places {
-    fn enter(places: &Arc<Self>, client: Option<ClientKey>) -> Place {
-        let mut taken = places.taken();
+impl Seats {
+    fn enter(seats: &Arc<Self>, client: Option<ClientKey>) -> Seat {
+        let mut taken = seats.taken();
         if taken.connections.len() >= CONNECTIONS_MAX {
             taken.close_one();
         }
@@ -149,14 +149,14 @@ impl Places {
             task: None,
         };
         taken.connections.insert(number, connection);
-        Place {
+        Seat {
             number,
             has_head,
-            places: Arc::clone(places),
+            seats: Arc::clone(seats),
         }
     }
 
-    /// Records the task of connection `number`, if the connection still has its place.
+    /// Records the task of connection `number`, if the connection still has its seat.
     fn may_close(&self, number: u64, task: AbortHandle) {
         if let Some(connection) = self.taken().connections.get_mut(&number) {
             connection.task = Some(task);
@@ -187,9 +187,9 @@ impl Taken {
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
-        self.places.taken().connections.remove(&self.number);
+        self.seats.taken().connections.remove(&self.number);
     }
 }
 
@@ -232,13 +232,13 @@ mod tests {
         }
     }
 
-    /// Returns how long a client keeps its place if it sends `sent` and never reads. The connection
+    /// Returns how long a client keeps its seat if it sends `sent` and never reads. The connection
     /// buffers 64 bytes.
     async fn held_by(sent: &[u8]) -> Duration {
-        let place = Places::enter(&Arc::default(), None);
+        let seat = Seats::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(64);
         let started = Instant::now();
-        let mut answered = pin!(answer_one(stream, &Example, &place));
+        let mut answered = pin!(answer_one(stream, &Example, &seat));
         tokio::select! {
             () = &mut answered => {}
             written = client.write_all(sent) => {
@@ -259,13 +259,13 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_ends_the_connection() {
-        let place = Places::enter(&Arc::default(), None);
+        let seat = Seats::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(1 << 20);
         client
             .write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             .await
             .unwrap();
-        answer_one(stream, &Example, &place).await;
+        answer_one(stream, &Example, &seat).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.contains("connection: close\r\n"), "{answer}");
@@ -287,47 +287,47 @@ mod tests {
             }
         }
 
-        let place = Places::enter(&Arc::default(), None);
+        let seat = Seats::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(1 << 20);
         client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         client.shutdown().await.unwrap();
-        answer_one(stream, &Late, &place).await;
+        answer_one(stream, &Late, &seat).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("late\n"), "{answer:?}");
     }
 
-    fn numbers(places: &Arc<Places>) -> Vec<u64> {
-        places.taken().connections.keys().copied().collect()
+    fn numbers(seats: &Arc<Seats>) -> Vec<u64> {
+        seats.taken().connections.keys().copied().collect()
     }
 
     #[test]
     fn the_oldest_without_a_head_loses_its_place_then_the_oldest() {
-        let places = Arc::default();
-        let mut taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| Places::enter(&places, None)).collect();
-        for place in taken.iter().filter(|place| place.number != 5) {
-            place.has_head.store(true, Ordering::Relaxed);
+        let seats = Arc::default();
+        let mut taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| Seats::enter(&seats, None)).collect();
+        for seat in taken.iter().filter(|seat| seat.number != 5) {
+            seat.has_head.store(true, Ordering::Relaxed);
         }
-        taken.push(Places::enter(&places, None));
+        taken.push(Seats::enter(&seats, None));
         taken.last().unwrap().has_head.store(true, Ordering::Relaxed);
-        assert!(!numbers(&places).contains(&5));
-        taken.push(Places::enter(&places, None));
-        assert_eq!(numbers(&places)[..2], [1, 2]);
-        assert_eq!(numbers(&places).len(), CONNECTIONS_MAX);
+        assert!(!numbers(&seats).contains(&5));
+        taken.push(Seats::enter(&seats, None));
+        assert_eq!(numbers(&seats)[..2], [1, 2]);
+        assert_eq!(numbers(&seats).len(), CONNECTIONS_MAX);
         drop(taken);
-        assert_eq!(numbers(&places), [0; 0]);
+        assert_eq!(numbers(&seats), [0; 0]);
     }
 
     #[test]
     fn a_flood_from_a_few_addresses_closes_no_connection_of_a_client_with_one() {
         let client = |last| Some(ClientKey::from(IpAddr::from([127, 0, 0, last])));
-        let places = Arc::default();
-        let honest = Places::enter(&places, client(9));
+        let seats = Arc::default();
+        let honest = Seats::enter(&seats, client(9));
         let flood: Vec<_> = (0..1000_u16)
-            .map(|n| Places::enter(&places, client(n.to_le_bytes()[0] % 4)))
+            .map(|n| Seats::enter(&seats, client(n.to_le_bytes()[0] % 4)))
             .collect();
-        assert!(numbers(&places).contains(&honest.number));
-        assert_eq!(numbers(&places).len(), CONNECTIONS_MAX);
+        assert!(numbers(&seats).contains(&honest.number));
+        assert_eq!(numbers(&seats).len(), CONNECTIONS_MAX);
         drop((honest, flood));
     }
 }

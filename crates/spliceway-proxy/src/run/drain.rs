@@ -11,11 +11,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::kit::alive::{Alive, Ended};
 
 /// Waits until the last [`Alive`] is dropped.
-pub(crate) struct Drain(Ended);
+pub(super) struct Drain(Ended);
 
 /// How a drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Drained {
+pub(super) enum Drained {
     /// No session is left.
     Empty,
     /// The time is up, and some sessions are still running.
@@ -33,19 +33,19 @@ pub(crate) fn sessions(count: u64) -> String {
 }
 
 /// Returns the status of a program that serves this number of sessions.
-pub(crate) fn serving(count: u64) -> String {
+pub(super) fn serving(count: u64) -> String {
     format!("serving: {}", sessions(count))
 }
 
 impl Drain {
-    pub(crate) fn new() -> (Alive, Self) {
+    pub(super) fn new() -> (Alive, Self) {
         let (alive, ended) = Alive::new();
         (alive, Self(ended))
     }
 
     /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives. Meanwhile,
     /// `reports` tells how far the drain is.
-    pub(crate) async fn wait(
+    pub(super) async fn wait(
         &mut self,
         limit: Duration,
         signals: &mut Signals,
@@ -63,7 +63,7 @@ impl Drain {
 
 /// What a signal asks the program to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SignalRequest {
+pub(super) enum SignalRequest {
     Stop,
     Reload,
     /// Hand over to a new process.
@@ -75,7 +75,7 @@ pub(crate) enum SignalRequest {
 ///
 /// SIGHUP asks for a reload. If the settings come from the command line, it asks to stop when the
 /// terminal of the program has gone, and it stays ignored if it was ignored at the start (nohup).
-pub(crate) struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     upgrade: Signal,
@@ -94,10 +94,11 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// `has_file` says that the settings come from a file.
-    pub(crate) fn new(has_file: bool) -> io::Result<Self> {
-        let hangup = match hangup_is_ignored() && !has_file {
-            true => None,
-            false => Some(signal(SignalKind::hangup())?),
+    pub(super) fn new(has_file: bool) -> io::Result<Self> {
+        let hangup = if hangup_is_ignored() && !has_file {
+            None
+        } else {
+            Some(signal(SignalKind::hangup())?)
         };
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -113,7 +114,7 @@ impl Signals {
     }
 
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> SignalRequest {
+    pub(super) async fn next(&mut self) -> SignalRequest {
         if std::mem::take(&mut self.asks_for_reload) {
             return SignalRequest::Reload;
         }
@@ -127,9 +128,10 @@ impl Signals {
             }
             Some(()) = async { self.hangup.as_mut()?.recv().await } => {
                 self.hung_up = self.needs_terminal && !has_terminal();
-                match self.hung_up {
-                    true => SignalRequest::Stop,
-                    false => SignalRequest::Reload,
+                if self.hung_up {
+                    SignalRequest::Stop
+                } else {
+                    SignalRequest::Reload
                 }
             }
         }
@@ -137,7 +139,7 @@ impl Signals {
 
     /// Waits for a signal that stops the program. Other signals are returned later, by
     /// [`Self::next`]. Cancel safe.
-    pub(crate) async fn stop_request(&mut self) {
+    pub(super) async fn stop_request(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
@@ -154,12 +156,12 @@ impl Signals {
     }
 
     /// Records that the program was asked to stop again, for [`Drain::wait`].
-    pub(crate) fn hurry_later(&mut self) {
+    pub(super) fn hurry_later(&mut self) {
         self.asks_to_hurry = !std::mem::take(&mut self.hung_up);
     }
 
     /// Waits for SIGTERM or SIGINT. Cancel safe.
-    pub(crate) async fn stop(&mut self) {
+    pub(super) async fn stop(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -169,7 +171,7 @@ impl Signals {
     /// Waits for a second SIGTERM or SIGINT. SIGHUP does not count. Neither does the first signal
     /// after a SIGHUP that has stopped the program. When a terminal closes, both the kernel and the
     /// shell send SIGHUP. A service manager may send SIGHUP together with SIGTERM.
-    pub(crate) async fn hurry(&mut self) {
+    pub(super) async fn hurry(&mut self) {
         if std::mem::take(&mut self.asks_to_hurry) {
             return;
         }

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! `owner.rs` says who owns a session at each moment. `docs/design/009-live-hand-over.md` says what
-//! moves and what does not.
+//! is handed over and what is not.
 
 mod give;
 mod give_up;

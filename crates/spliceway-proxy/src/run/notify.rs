@@ -41,7 +41,7 @@ const STATUS_MAX_CHARS: usize = 256;
 const EXTENSION: Duration = Duration::from_secs(30);
 
 /// The service manager, if there is one.
-pub(crate) struct Manager {
+pub(super) struct Manager {
     socket: Option<Notified>,
     /// The time within which the manager expects a ping.
     watchdog: Option<Duration>,
@@ -58,7 +58,7 @@ struct Notified {
 
 /// One message. Its lines are in the documentation of systemd.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Message<'a> {
+pub(super) enum Message<'a> {
     /// Every listener is bound. It also ends a reload.
     Ready(&'a str),
     Reloading,
@@ -74,7 +74,7 @@ pub(crate) enum Message<'a> {
 impl Manager {
     /// Returns the manager that the environment names. A manager that cannot be reached causes a
     /// warning. A process that takes over is silent at first. Call this function within a runtime.
-    pub(crate) fn from_environment(takes_over: bool) -> Self {
+    pub(super) fn from_environment(takes_over: bool) -> Self {
         let watchdog = (env::var("WATCHDOG_USEC").ok(), env::var(WATCHDOG_PID).ok());
         let watchdog = expected_ping(watchdog.0.as_deref(), watchdog.1.as_deref(), std::process::id());
         let socket = env::var_os("NOTIFY_SOCKET").and_then(|name| {
@@ -90,12 +90,12 @@ impl Manager {
     }
 
     /// Lets a process that has taken over send messages.
-    pub(crate) fn speak(&self) {
+    pub(super) fn speak(&self) {
         self.is_silent.store(false, Ordering::Relaxed);
     }
 
     /// Sends a message. This method waits at most a second, and a failure is only logged.
-    pub(crate) async fn tell(&self, message: Message<'_>) {
+    pub(super) async fn tell(&self, message: Message<'_>) {
         if let Some(socket) = &self.socket
             && !self.is_silent.load(Ordering::Relaxed)
         {
@@ -105,7 +105,7 @@ impl Manager {
 
     /// Tells that another process serves from now on. This process then tells nothing more, because
     /// its end is not the end of the service.
-    pub(crate) async fn hand_over(&self, pid: u32) {
+    pub(super) async fn hand_over(&self, pid: u32) {
         self.tell(Message::MainPid(pid)).await;
         self.is_silent.store(true, Ordering::Relaxed);
     }
@@ -113,7 +113,7 @@ impl Manager {
     /// Sends the status whenever it has changed, and pings the watchdog, until the runtime ends.
     /// `status` returns the status while the program serves. A program that has failed does not
     /// ping, and neither does one whose runtime does not answer.
-    pub(crate) async fn watch(&self, health: &Health, status: impl Fn() -> String) {
+    pub(super) async fn watch(&self, health: &Health, status: impl Fn() -> String) {
         if self.socket.is_none() {
             return pending().await;
         }
@@ -146,7 +146,7 @@ impl Manager {
 }
 
 /// Prepares a process that takes over: the manager expects the pings of this process from it.
-pub(crate) fn pass_on(command: &mut Command) {
+pub(super) fn pass_on(command: &mut Command) {
     let own = std::process::id().to_string();
     if env::var(WATCHDOG_PID).is_ok_and(|pid| pid == own) {
         command.env_remove(WATCHDOG_PID);

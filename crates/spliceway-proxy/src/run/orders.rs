@@ -1,9 +1,9 @@
 //! Carries out the orders of operators and signals, while the program serves.
 //!
 //! ```text
-//!            ┌─ reload ──▶ reads, prepares ──────────▶ commits ──────────────┐
+//!            ┌─ reload ──▶ reads, plans ─────────────▶ commits ──────────────┐
 //!   idle ────┤                └─ drained meanwhile: refused                  ├──▶ idle
-//!     ▲      ├─ upgrade ─▶ a new process prepares ─▶ sessions move ─▶ end    │
+//!     ▲      ├─ upgrade ─▶ a new process prepares ─▶ takes sessions ─▶ end   │
 //!     │      │                └─ drained meanwhile: given up                 │
 //!     │      └─ drain ───▶ at once, also while something else runs           │
 //!     └──────────────────────────────────────────────────────────────────────┘

@@ -120,14 +120,14 @@ async fn begin(
     manager: &Arc<Manager>,
 ) -> Result<Vec<Offered>, CannotRun> {
     let process = Arc::clone(&overview.process);
-    let mut taking = match successor {
+    let mut old = match successor {
         Some(successor) => Some(successor.receive(&process).await?),
         None => None,
     };
     let ready = async {
-        let (plan, monitors) = open(instance, settings, taking.is_some(), overview, control).await?;
-        if let Some(taking) = &mut taking {
-            taking.ready(&process).await?;
+        let (plan, monitors) = open(instance, settings, old.is_some(), overview, control).await?;
+        if let Some(old) = &mut old {
+            old.ready(&process).await?;
         }
         Ok((plan, monitors))
     };
@@ -135,8 +135,8 @@ async fn begin(
         Ok(ready) => ready,
         Err(error) => {
             // The old process learns why.
-            if let Some(taking) = &mut taking {
-                taking.refuse(&error).await;
+            if let Some(old) = &mut old {
+                old.refuse(&error).await;
             }
             return Err(error);
         }
@@ -144,10 +144,10 @@ async fn begin(
     instance.commit(plan);
     end_sessions_in_time(&process);
     overview.serve(instance.served());
-    if let Some(taking) = taking {
-        let taking = taking.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
+    if let Some(old) = old {
+        let old = old.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
         tokio::spawn(async move {
-            taking.await;
+            old.await;
             process.accounts.share(false).await;
         });
     }

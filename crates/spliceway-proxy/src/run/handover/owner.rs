@@ -1,4 +1,4 @@
-//! Which process owns a session while it moves. Only the owner moves bytes.
+//! Which process owns a session during its hand-over. Only the owner moves bytes.
 //!
 //! ```text
 //!   old process                               new process

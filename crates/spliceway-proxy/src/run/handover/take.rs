@@ -33,8 +33,8 @@ use crate::session::{self, Parcel, Suspended};
 /// The socket to the process that has started this one.
 pub(crate) struct Successor(StdUnixStream);
 
-/// The end of the hand-over in the new process.
-pub(crate) struct Taking(Link);
+/// The old process, and the socket to it.
+pub(in crate::run) struct OldProcess(Link);
 
 /// What the new process postpones until the old one accepts no clients any more. So a new process
 /// that is refused, ends or hangs has changed nothing.
@@ -91,12 +91,12 @@ impl Successor {
     ///
     /// # Errors
     /// Returns the reason why this process does not take over, and tells it to the old process.
-    pub(crate) async fn receive(self, process: &Process) -> io::Result<Taking> {
-        let mut taking = Taking(Link::new(self.0)?);
-        match taking.receive_listeners(process).await {
-            Ok(()) => Ok(taking),
+    pub(in crate::run) async fn receive(self, process: &Process) -> io::Result<OldProcess> {
+        let mut old = OldProcess(Link::new(self.0)?);
+        match old.receive_listeners(process).await {
+            Ok(()) => Ok(old),
             Err(error) => {
-                taking.refuse(&error).await;
+                old.refuse(&error).await;
                 Err(error)
             }
         }
@@ -108,7 +108,7 @@ fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descripto
     adopted.add(group, role, address, socket)
 }
 
-impl Taking {
+impl OldProcess {
     async fn receive_listeners(&mut self, process: &Process) -> io::Result<()> {
         loop {
             let Some(Frame {
@@ -156,7 +156,7 @@ impl Taking {
     }
 
     /// Says why this process does not take over.
-    pub(crate) async fn refuse(&mut self, why: &impl std::fmt::Display) {
+    pub(in crate::run) async fn refuse(&mut self, why: &impl std::fmt::Display) {
         let why = reason(&why.to_string());
         let refused = ToOld::Refused { why };
         // The old process serves on, whether or not it knows the reason.
@@ -168,7 +168,7 @@ impl Taking {
     ///
     /// # Errors
     /// Returns an error if the messages make no sense. The old process then serves on.
-    pub(crate) async fn ready(&mut self, process: &Process) -> io::Result<()> {
+    pub(in crate::run) async fn ready(&mut self, process: &Process) -> io::Result<()> {
         if self.0.send_message(&ToOld::Ready).await.is_err() {
             return Ok(());
         }
@@ -185,7 +185,12 @@ impl Taking {
     }
 
     /// Receives the state of services, sessions and listeners until the old process has ended.
-    pub(crate) async fn receive_state(mut self, alive: MaybeAlive, overview: Arc<Overview>, manager: Arc<Manager>) {
+    pub(in crate::run) async fn receive_state(
+        mut self,
+        alive: MaybeAlive,
+        overview: Arc<Overview>,
+        manager: Arc<Manager>,
+    ) {
         // If this fails, the old process is dead.
         let _ = self.0.send_message(&ToOld::Serving).await;
         let process = &overview.process;

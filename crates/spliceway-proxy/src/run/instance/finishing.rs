@@ -13,7 +13,7 @@ use crate::session::udp_forward::Port;
 
 /// The sockets. Each has a session, so the limit on sessions limits them.
 #[derive(Default)]
-pub(crate) struct Finishing(Mutex<Vec<Left>>);
+pub(super) struct Finishing(Mutex<Vec<Left>>);
 
 /// The socket of a service that has stopped.
 #[derive(Clone)]
