@@ -45,10 +45,10 @@ impl Answers for StatusServer {
 
 impl StatusServer {
     async fn metrics(&self, exposition: Exposition) -> Answer {
-        let metrics = Arc::clone(&self.overview.process.metrics);
+        let process = Arc::clone(&self.overview.process);
         // The kernel may take long to answer, and a worker must not wait.
-        let process = tokio::task::spawn_blocking(move || metrics.process()).await;
-        match self.overview.process.metrics.text(process.unwrap_or_default()).await {
+        let of_kernel = tokio::task::spawn_blocking(move || process.metrics.process()).await;
+        match self.overview.process.metrics.text(of_kernel.unwrap_or_default()).await {
             Ok(text) => {
                 let mut answer = response(StatusCode::OK, exposition.content_type(), exposition.write(text));
                 set(&mut answer, VARY, "Accept");

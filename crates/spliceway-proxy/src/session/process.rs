@@ -16,7 +16,7 @@ pub(crate) struct Process {
     pub(crate) health: Health,
     pub(crate) admission: Arc<Admission>,
     pub(crate) accounts: Arc<Accounts>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Metrics,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) own: OwnListeners,
     /// The listeners of the process that hands over to this one.
@@ -33,7 +33,7 @@ impl Process {
         let (admission, accounts) = (Admission::new("sessions", 1, None), Arc::<Accounts>::default());
         Arc::new(Self {
             health,
-            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
+            metrics: Metrics::new(Arc::clone(&admission), Arc::clone(&accounts)),
             admission,
             accounts,
             sessions: Arc::default(),

@@ -63,7 +63,7 @@ const OBSERVED_BYTES: u64 = 1 << 20;
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
         service.traffic.session_began();
-        let open = service.sessions.add(service.name, client);
+        let open = service.process.sessions.add(service.name, client);
         Self::of(service, open)
     }
 
@@ -73,7 +73,7 @@ impl Record {
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
         let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
-        let open = service.sessions.insert(session);
+        let open = service.process.sessions.insert(session);
         let mut record = Self::of(service, open);
         record.lease = lease;
         record
@@ -125,7 +125,7 @@ impl Record {
         }
         let mut facts = self.session.facts();
         if let Some(user) = &facts.user {
-            facts.account = self.service.accounts.enter(user)?;
+            facts.account = self.service.process.accounts.enter(user)?;
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Record {
         if self.service.users.is_some()
             && let Some(user) = &facts.user
         {
-            facts.account = self.service.accounts.reenter(user);
+            facts.account = self.service.process.accounts.reenter(user);
         }
     }
 
@@ -167,7 +167,7 @@ impl Record {
 
     /// Records that connecting took `time`.
     pub(crate) fn connected(&mut self, dialled: Option<SocketAddr>, time: Duration) {
-        self.service.metrics.connected(time);
+        self.service.process.metrics.connected(time);
         let mut facts = self.session.facts();
         facts.dialled = dialled;
         facts.connect = Some(time);
@@ -229,7 +229,7 @@ impl Record {
 
     fn limit(&self) {
         let limit = self.service.timeouts.max_session;
-        self.service.sessions.limit(&self.session, limit);
+        self.service.process.sessions.limit(&self.session, limit);
     }
 
     /// Records that an association delivers datagrams from now on.
@@ -487,7 +487,7 @@ impl Drop for Record {
         // A list of sessions may hold the facts longer.
         let _left = facts.account.take();
         drop(facts);
-        self.service.sessions.remove(self.registered);
+        self.service.process.sessions.remove(self.registered);
         if self.has_left {
             return self.service.traffic.session_left();
         }

@@ -1,4 +1,4 @@
-//! One service of the program: a forwarder or a proxy, with everything that its sessions share.
+//! One service of the program: a forwarder or a proxy, with what only its sessions share.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,20 +8,20 @@ use std::time::Duration;
 use spliceway::{Engine, RelayOptions};
 use spliceway_protocol::proxy;
 
-use crate::access::accounts::Accounts;
 use crate::access::admission::Dials;
 use crate::access::auth::{Penalties, Users};
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::RateLimits;
 use crate::kit::alive::Accepting;
-use crate::metrics::{Metrics, Traffic};
+use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
-use crate::session::sessions::Sessions;
+use crate::session::process::Process;
 use crate::settings::{AcceptProxy, Kind, Timeouts};
 
 /// The state that the sessions of one service share.
 pub(crate) struct Service {
+    pub(crate) process: Arc<Process>,
     /// The value of `service` in metrics and records.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
@@ -38,7 +38,6 @@ pub(crate) struct Service {
     /// Whether it is a proxy whose clients need no password because they count as local.
     pub(crate) is_only_for_this_machine: bool,
     pub(crate) users: Option<Arc<Users>>,
-    pub(crate) accounts: Arc<Accounts>,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
@@ -50,9 +49,7 @@ pub(crate) struct Service {
     pub(crate) dials: Arc<Dials>,
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,
-    pub(crate) metrics: Arc<Metrics>,
     pub(crate) traffic: Arc<Traffic>,
-    pub(crate) sessions: Arc<Sessions>,
     pub(crate) accepting: Accepting,
 }
 

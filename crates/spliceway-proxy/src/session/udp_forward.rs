@@ -52,7 +52,6 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
-use crate::access::admission::Admission;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::kit::alive::Alive;
 use crate::log::LogThrottle;
@@ -89,7 +88,6 @@ pub(crate) struct Opener {
     pub(crate) service: Arc<Service>,
     /// The position of the port in its range: 0 for the first port.
     pub(crate) port_index: u16,
-    pub(crate) admission: Arc<Admission>,
     pub(crate) alive: Alive,
 }
 
@@ -263,7 +261,7 @@ impl Port {
         if service.balancer.is_none() && target == Target::Ip(address) {
             return Err(Dropped::Client);
         }
-        let mut permit = opener.admission.try_admit_datagrams().map_err(|max| {
+        let mut permit = opener.service.process.admission.try_admit_datagrams().map_err(|max| {
             self.warn_of_limit(max);
             Dropped::Sessions
         })?;

@@ -41,7 +41,7 @@ pub(super) struct Before<'a> {
 /// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
 /// unchanged. If nothing has changed, the service itself continues.
 pub(super) fn build(
-    process: &Process,
+    process: &Arc<Process>,
     settings: &Settings,
     service: &ServiceSettings,
     clients: Clients,
@@ -70,6 +70,7 @@ pub(super) fn build(
     });
     let sessions = &settings.sessions;
     let service = Service {
+        process: Arc::clone(process),
         name: service.name,
         kind: service.kind.clone(),
         timeouts: sessions.timeouts,
@@ -80,7 +81,6 @@ pub(super) fn build(
         is_private: clients == Clients::Local,
         is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),
         users: service.users.clone(),
-        accounts: Arc::clone(&process.accounts),
         penalties: penalties(service, before),
         accept_proxy: service.accept_proxy.clone(),
         send_proxy: service.send_proxy,
@@ -90,9 +90,7 @@ pub(super) fn build(
         dials: dials(settings, before),
         rates: rates(service, before),
         advertise: service.advertise,
-        metrics: Arc::clone(&process.metrics),
         traffic,
-        sessions: Arc::clone(&process.sessions),
         accepting: Accepting::new(),
     };
     Ok(Built {
@@ -133,7 +131,7 @@ fn rates(service: &ServiceSettings, before: Option<&Before<'_>>) -> Arc<RateLimi
 }
 
 impl Built {
-    /// Moves the clients that wait for a backend of the replaced service to this one.
+    /// Takes over the clients that wait for a backend of the replaced service.
     pub(super) fn takes_over(&self) {
         if let Some(balancer) = &self.service.balancer {
             balancer.takes_over();

@@ -213,7 +213,6 @@ impl Acceptor {
             Opener {
                 service,
                 port_index,
-                admission: Arc::clone(&self.process.admission),
                 alive: self.alive.clone(),
             }
         };
