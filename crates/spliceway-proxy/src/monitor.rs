@@ -2,7 +2,8 @@
 
 pub(crate) mod admin;
 pub(crate) mod control;
-pub(crate) mod http_server;
+mod http_server;
 pub(crate) mod overview;
-pub(crate) mod status_page;
-pub(crate) mod status_server;
+pub(crate) mod servers;
+mod status_page;
+mod status_server;

@@ -3,7 +3,6 @@
 pub(crate) mod drain;
 pub(crate) mod handover;
 mod instance;
-mod monitoring;
 mod notify;
 mod orders;
 pub(crate) mod serve;

@@ -18,7 +18,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::access::accounts::Accounts;
 use crate::monitor::control::{Control, NotDone, Order};
 use crate::monitor::http_server::{Answer, Answers, response, set};
 use crate::monitor::overview::Overview;
@@ -35,9 +34,9 @@ const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/u
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// Answers the operator.
-pub(crate) struct Admin {
-    pub(crate) overview: Arc<Overview>,
-    pub(crate) control: Control,
+pub(super) struct Admin {
+    pub(super) overview: Arc<Overview>,
+    pub(super) control: Control,
 }
 
 /// Why a request was not carried out: the status, and a sentence.
@@ -77,11 +76,11 @@ impl Admin {
         let (head, body) = request.into_parts();
         let path: Vec<&str> = head.uri.path().trim_start_matches('/').split('/').collect();
         match (&head.method, &path[..]) {
-            (&Method::GET, ["v1", "status"]) => Ok(json(StatusCode::OK, &self.overview.status().await)),
+            (&Method::GET, ["v1", "status"]) => ok(&self.overview.status().await),
             (&Method::GET, ["v1", "sessions"]) => self.list(head.uri.query().unwrap_or_default()).await,
             (&Method::GET, ["v1", "sessions", id]) => {
                 let session = self.find(id).await?;
-                Ok(json(StatusCode::OK, &SessionView::of(&session, Instant::now())))
+                ok(&SessionView::of(&session, Instant::now()))
             }
             (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
             (&Method::GET, ["v1", "users"]) => self.users(head.uri.query().unwrap_or_default()),
@@ -116,13 +115,13 @@ impl Admin {
             for (slot, session) in sessions.iter().filter(|(_, session)| query.selects(session)) {
                 if page.sessions.len() == query.limit {
                     page.next = Some(*slot);
-                    return Ok(json(StatusCode::OK, &page));
+                    return ok(&page);
                 }
                 page.sessions.push(SessionView::of(session, now));
             }
             tokio::task::yield_now().await;
         }
-        Ok(json(StatusCode::OK, &page))
+        ok(&page)
     }
 
     async fn find(&self, id: &str) -> Result<Arc<Session>, Failed> {
@@ -152,27 +151,23 @@ impl Admin {
     /// Lists users with limits, in the order of their names.
     fn users(&self, query: &str) -> Answered {
         let query = UserQuery::parse(query).map_err(|wrong| Failed(StatusCode::BAD_REQUEST, wrong))?;
-        let mut users = self.accounts().statuses(&query.after, query.limit + 1);
+        let mut users = self.overview.process.accounts.statuses(&query.after, query.limit + 1);
         let has_more = users.len() > query.limit;
         users.truncate(query.limit);
         let next = users.last().filter(|_| has_more).map(|last| last.user.clone());
-        Ok(json(StatusCode::OK, &UserPage { users, next }))
+        ok(&UserPage { users, next })
     }
 
     /// Sets what a user has used to 0.
     fn reset(&self, user: &str) -> Answered {
         let user = decoded(user);
-        if !self.accounts().reset(&user) {
+        if !self.overview.process.accounts.reset(&user) {
             let why = format!("no user `{}` has used anything", user.escape_debug());
             return Err(Failed(StatusCode::NOT_FOUND, why));
         }
         tracing::info!(%user, "admin: resets what a user has used");
         let what = format!("{user} has used nothing");
-        Ok(json(StatusCode::OK, &Said::Done(what)))
-    }
-
-    fn accounts(&self) -> &Accounts {
-        &self.overview.process.accounts
+        ok(&Said::Done(what))
     }
 
     async fn drain(&self, name: &str) -> Answered {
@@ -215,12 +210,12 @@ impl Admin {
             None => format!("backend {backend} has the weight of the configuration"),
         };
         tracing::info!(service = &*service, "admin: {what}");
-        Ok(json(StatusCode::OK, &Said::Done(what)))
+        ok(&Said::Done(what))
     }
 
     async fn order(&self, order: Order) -> Answered {
         match self.control.order(order).await {
-            Ok(done) => Ok(json(StatusCode::OK, &Said::Done(done))),
+            Ok(done) => ok(&Said::Done(done)),
             Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
             Err(NotDone::Busy(why)) => Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why)),
         }
@@ -280,6 +275,10 @@ fn refuse(path: &[&str]) -> Answered {
     let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &why);
     set(&mut answer, ALLOW, methods);
     Ok(answer)
+}
+
+fn ok(value: &impl Serialize) -> Answered {
+    Ok(json(StatusCode::OK, value))
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Answer {

@@ -1,6 +1,6 @@
 //! A small HTTP server for operators: one request per connection, few connections, and a deadline.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -35,12 +35,12 @@ const HEAD_MAX_BYTES: usize = 16 << 10;
 const NO_DATE: &[u8] =
     b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\n\r\nthe clock of the system has no valid date\n";
 
-pub(crate) const PLAIN: &str = "text/plain; charset=utf-8";
+pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Answers requests.
-pub(crate) trait Answers: Send + Sync + 'static {
+pub(super) trait Answers: Send + Sync + 'static {
     /// The time limit from accept to the last byte of the answer.
     const DEADLINE: Duration;
 
@@ -51,7 +51,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 /// can be read.
 ///
 /// While another process takes over, clients wait in the backlog, or are answered there.
-pub(crate) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, process: Arc<Process>) {
+pub(super) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, process: Arc<Process>) {
     // There is one more permit than seats, for a connection that has lost its seat and is not
     // closed yet.
     let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
@@ -137,7 +137,7 @@ struct Seat {
 
 impl Seats {
     fn enter(seats: &Arc<Self>, client: Option<ClientKey>) -> Seat {
-        let mut taken = seats.taken();
+        let mut taken = seats.0.lock();
         if taken.connections.len() >= CONNECTIONS_MAX {
             taken.close_one();
         }
@@ -158,14 +158,9 @@ impl Seats {
 
     /// Records the task of connection `number`, if the connection still has its seat.
     fn may_close(&self, number: u64, task: AbortHandle) {
-        if let Some(connection) = self.taken().connections.get_mut(&number) {
+        if let Some(connection) = self.0.lock().connections.get_mut(&number) {
             connection.task = Some(task);
         }
-    }
-
-    /// Locks the connections.
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock()
     }
 }
 
@@ -189,12 +184,12 @@ impl Taken {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.seats.taken().connections.remove(&self.number);
+        self.seats.0.lock().connections.remove(&self.number);
     }
 }
 
 /// Returns an answer with this body.
-pub(crate) fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(super) fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     set(&mut response, CONTENT_TYPE, content_type);
@@ -206,7 +201,7 @@ pub(crate) fn response(status: StatusCode, content_type: &'static str, body: imp
 /// # Panics
 /// Panics if the value is not valid in a header. Values are constants, or have only letters and
 /// digits.
-pub(crate) fn set(answer: &mut Answer, name: HeaderName, value: &str) {
+pub(super) fn set(answer: &mut Answer, name: HeaderName, value: &str) {
     let value = HeaderValue::from_str(value).expect("a valid value");
     answer.headers_mut().insert(name, value);
 }
@@ -298,7 +293,7 @@ mod tests {
     }
 
     fn numbers(seats: &Arc<Seats>) -> Vec<u64> {
-        seats.taken().connections.keys().copied().collect()
+        seats.0.lock().connections.keys().copied().collect()
     }
 
     #[test]

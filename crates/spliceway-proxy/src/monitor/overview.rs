@@ -1,7 +1,7 @@
 //! The state of the whole program, for the admin socket and the status page: totals, and rates over
 //! the last seconds.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -85,7 +85,7 @@ impl Overview {
     }
 
     /// Takes samples until it is dropped.
-    pub(crate) async fn watch(&self) {
+    pub(super) async fn watch(&self) {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut slot = 0;
@@ -93,7 +93,7 @@ impl Overview {
             ticks.tick().await;
             let sample = self.sample().await;
             {
-                let mut samples = self.samples();
+                let mut samples = self.samples.lock();
                 samples.truncate(SAMPLES);
                 samples.push_front(sample);
             }
@@ -135,8 +135,8 @@ impl Overview {
 
     /// Returns the state at the last sample, without what only the operator may see: listeners,
     /// backends, the process, and which part has failed.
-    pub(crate) fn aggregates(&self) -> view::Status {
-        let Some(sample) = self.samples().front().cloned() else {
+    pub(super) fn aggregates(&self) -> view::Status {
+        let Some(sample) = self.samples.lock().front().cloned() else {
             return view::Status::default();
         };
         let mut status = self.status_at(&sample);
@@ -152,7 +152,7 @@ impl Overview {
 
     fn status_at(&self, sample: &Sample) -> view::Status {
         let state = self.process.health.state();
-        let before = self.samples().back().cloned();
+        let before = self.samples.lock().back().cloned();
         let before = before.filter(|before| before.at < sample.at);
         let served = self.services();
         // A service that was added after the sample is in the next one.
@@ -221,19 +221,14 @@ impl Overview {
     }
 
     /// Returns whether the program serves, and at least one service accepts clients.
-    pub(crate) fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         let accepts = self.services().iter().any(|served| served.service.accepting.is_on());
         accepts && self.process.health.state() == State::Serving
     }
 
     /// Returns whether the program drains, and another one may serve in its place.
-    pub(crate) fn is_draining(&self) -> bool {
+    pub(super) fn is_draining(&self) -> bool {
         self.process.health.state() == State::Draining
-    }
-
-    /// Locks the samples.
-    fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
-        self.samples.lock()
     }
 }
 

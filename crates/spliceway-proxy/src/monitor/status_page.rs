@@ -21,18 +21,18 @@ const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 
 /// Answers browsers.
-pub(crate) struct StatusPage {
+pub(super) struct StatusPage {
     /// The names by which browsers may reach the page, besides `localhost` and addresses.
     hosts: Vec<Box<str>>,
     overview: Arc<Overview>,
 }
 
 impl StatusPage {
-    pub(crate) fn new(hosts: Vec<Box<str>>, overview: Arc<Overview>) -> Self {
+    pub(super) fn new(hosts: Vec<Box<str>>, overview: Arc<Overview>) -> Self {
         Self { hosts, overview }
     }
 
-    pub(crate) fn answer<B>(&self, request: &Request<B>) -> Answer {
+    pub(super) fn answer<B>(&self, request: &Request<B>) -> Answer {
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         if !host.is_some_and(|host| is_own(host, &self.hosts)) {
             let why = "the status page has another name: use an address, localhost, or a name of --status-host\n";

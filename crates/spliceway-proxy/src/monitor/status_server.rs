@@ -15,9 +15,9 @@ use crate::monitor::overview::Overview;
 use crate::monitor::status_page::StatusPage;
 
 /// Answers scrapers, probes and browsers.
-pub(crate) struct StatusServer {
-    pub(crate) overview: Arc<Overview>,
-    pub(crate) page: Option<StatusPage>,
+pub(super) struct StatusServer {
+    pub(super) overview: Arc<Overview>,
+    pub(super) page: Option<StatusPage>,
 }
 
 impl Answers for StatusServer {

@@ -71,7 +71,7 @@ impl Listeners {
         matches!(self, Self::Open(index) if *index == open)
     }
 
-    fn new(&self) -> &[Bound] {
+    fn bound(&self) -> &[Bound] {
         match self {
             Self::New(bound) => bound,
             Self::Open(_) => &[],
@@ -218,7 +218,7 @@ impl Instance {
         let open = self.open.iter().enumerate();
         let closed = open.filter(|(index, open)| open.is_accepting() && !is_open(*index));
         changes.closed = closed.map(|(_, open)| open.to_string()).collect();
-        let new = addresses.iter().flat_map(|address| address.listeners.new());
+        let new = addresses.iter().flat_map(|address| address.listeners.bound());
         changes.opened = new.map(Bound::describe).collect();
         if let Some((before, _)) = &self.running {
             let is_here = |name| settings.services.iter().any(|service| service.name == name);

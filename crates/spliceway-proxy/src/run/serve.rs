@@ -16,11 +16,11 @@ use crate::kit::text;
 use crate::log;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;
+use crate::monitor::servers;
 use crate::net::adopted::Offered;
 use crate::run::drain::{self, Drain, Drained, Signals};
 use crate::run::handover::{Program, Successor, Upgrade};
 use crate::run::instance::{Instance, Plan};
-use crate::run::monitoring;
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
 use crate::run::startup::CannotRun;
@@ -164,7 +164,7 @@ async fn open(
 ) -> Result<(Plan, Vec<Offered>), CannotRun> {
     load_accounts(&settings, &overview.process, takes_over).await?;
     let plan = instance.plan(settings).await?;
-    let monitors = monitoring::start(plan.settings(), overview, control).await?;
+    let monitors = servers::start(plan.settings(), overview, control).await?;
     Ok((plan, monitors))
 }
 

@@ -126,7 +126,7 @@ impl Handover {
                 other => Err(Trouble::unexpected(&other)),
             }
         };
-        let ready = give_up.at_once(START, ready).await.flatten();
+        let ready = give_up.at_once(START, ready).await.unwrap_or_else(Err);
         self.end_unless(ready, "the new process did not become ready").await
     }
 
@@ -145,7 +145,7 @@ impl Handover {
                 not_sent => new.answer_after(not_sent).await.map(drop),
             }
         };
-        let started = give_up.at_once(ANSWER, started).await.flatten();
+        let started = give_up.at_once(ANSWER, started).await.unwrap_or_else(Err);
         self.end_unless(started, "the new process does not serve").await
     }
 

@@ -134,8 +134,8 @@ impl Link {
         self.0.write_all(&frame).await
     }
 
-    /// Receives a message without descriptors. Returns `None` like [`receive`](Self::receive). Not cancel
-    /// safe.
+    /// Receives a message without descriptors. Returns `None` like [`receive`](Self::receive). Not
+    /// cancel safe.
     pub(super) async fn receive_message<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut head = [0; HEAD_BYTES];
         if !is_whole(self.0.read_exact(&mut head).await.map(drop))? {

@@ -13,9 +13,9 @@ use crate::access::rates::Balances;
 use crate::reach::balance::HandedOverBackend;
 use crate::session::service::Service;
 
-/// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so does each of
-/// the 10,000 with penalties. So the message is always shorter than a frame may be. The limits of
-/// other clients are full in the new process.
+/// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so does
+/// each of the 10,000 with penalties. So the message is always shorter than a frame may be. The
+/// limits of other clients are full in the new process.
 const LIMITED_MAX: usize = 50_000;
 
 /// The state of one service, which is the data of a message.

@@ -3,7 +3,7 @@
 //! A socket stays bound for its sessions. So a service that gets the address again must get the
 //! socket, too.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 use spliceway_protocol::address::ListenAddress;
@@ -26,11 +26,11 @@ pub(super) struct Left {
 
 impl Finishing {
     pub(super) fn add(&self, left: Left) {
-        self.lefts().push(left);
+        self.0.lock().push(left);
     }
 
     pub(super) fn remove(&self, port: &Arc<Port>) {
-        self.lefts().retain(|left| !Arc::ptr_eq(&left.port, port));
+        self.0.lock().retain(|left| !Arc::ptr_eq(&left.port, port));
     }
 
     /// Returns the sockets that would do for this address of a service.
@@ -39,11 +39,6 @@ impl Finishing {
             let left = (&left.address, left.service, Transport::Datagrams);
             does_for(left, (address, service, Transport::Datagrams))
         };
-        self.lefts().iter().filter(would_do).cloned().collect()
-    }
-
-    /// Locks the sockets.
-    fn lefts(&self) -> MutexGuard<'_, Vec<Left>> {
-        self.0.lock()
+        self.0.lock().iter().filter(would_do).cloned().collect()
     }
 }

@@ -24,7 +24,7 @@ use crate::settings::Settings;
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened.
-pub(super) async fn start(settings: &Settings, overview: &Arc<Overview>, control: Control) -> io::Result<Vec<Offered>> {
+pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control: Control) -> io::Result<Vec<Offered>> {
     let (process, mut open_listeners) = (&overview.process, Vec::new());
     if settings.admin.is_some() || settings.status_page.is_some() {
         let watching = Arc::clone(overview);
