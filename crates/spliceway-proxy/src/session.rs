@@ -10,13 +10,12 @@
 
 mod answering;
 mod arrival;
-pub(crate) mod associate;
-mod association;
 mod backends;
-pub(crate) mod bind;
+mod bind;
 pub(crate) mod bottleneck;
 mod byte_counter;
 mod departure;
+mod destinations;
 mod exchange;
 pub(crate) mod handshake;
 mod moving;
@@ -28,7 +27,7 @@ mod request_body;
 pub(crate) mod service;
 pub(crate) mod sessions;
 mod spin;
-pub(crate) mod udp_forward;
+pub(crate) mod udp;
 
 use std::future::{Future, poll_fn, ready};
 use std::io;
@@ -54,7 +53,6 @@ use crate::session::record::Record;
 use crate::session::service::Service;
 use crate::session::sessions::Session;
 use answering::{Answering, Upload};
-pub(crate) use backends::no_backend;
 use byte_counter::{ByteCounter, Moved, counted};
 pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
 pub(crate) use refusals::refusals;
@@ -135,7 +133,7 @@ pub(crate) async fn run(opening: Opening, _alive: Alive) {
     let outcome = match opened {
         // Boxed, so that no session holds the memory of a step that it is not in.
         Ok(Opened::Relay(ends)) => return Box::pin(relay_to_end(ends, record, permit)).await,
-        Ok(Opened::Association(open)) => Box::pin(open.run(&mut record)).await,
+        Ok(Opened::Association(associated)) => Box::pin(associated.run(&mut record)).await,
         Err(outcome) => outcome,
     };
     record.end(outcome);
@@ -174,7 +172,7 @@ enum Relayed {
 /// An open session, of the kind that its client asked for.
 enum Opened {
     Relay(Ends),
-    Association(Box<association::Open>),
+    Association(Box<udp::associate::Associated>),
 }
 
 /// Both ends of a relay, and how the relay begins.

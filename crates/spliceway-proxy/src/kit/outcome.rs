@@ -7,6 +7,7 @@ use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 use spliceway::{EndReason, Peer, RelayError, RelaySummary};
 
 /// How a session ended, and the error if there was one.
+#[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) end: SessionEnd,
     pub(crate) cause: Option<Box<str>>,

@@ -10,4 +10,4 @@ mod sockets;
 
 pub(crate) use batch::{Origin, Packet, with_scratch};
 pub(crate) use gso_batch::{GsoBatch, Route, send};
-pub(crate) use sockets::{bind, gather, open, report_reached, system, towards};
+pub(crate) use sockets::{bind, gather, open, readable, report_reached, system, towards};

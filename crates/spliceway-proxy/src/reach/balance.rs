@@ -21,17 +21,18 @@ mod policy;
 mod probe;
 mod queue;
 mod settings;
+mod tries;
 mod watch;
 
-pub(crate) use backend::{BackendState, BackendStatus, Failure, Tried};
+pub(crate) use backend::{BackendState, BackendStatus, Failure};
 pub(crate) use balancer::{Balancer, Lease};
 pub(crate) use check::CheckSettings;
 pub(crate) use ejection::EjectSettings;
 pub(crate) use handover::HandedOverBackend;
-pub(crate) use lease::NoLease;
 pub(crate) use policy::Policy;
 pub(crate) use probe::Probe;
 pub(crate) use settings::{BACKENDS_MAX, BackendSettings, BalanceSettings, Members, WEIGHT_MAX};
+pub(crate) use tries::{NotConnected, Tries};
 
 #[cfg(test)]
 mod tests;

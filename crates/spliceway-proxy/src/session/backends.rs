@@ -2,72 +2,50 @@
 
 use std::sync::Arc;
 
+use spliceway_protocol::address::Target;
 use tokio::time::Instant;
 
 use super::departure::departed;
 use super::open::Opening;
-use crate::kit::outcome::{Outcome, SessionEnd};
-use crate::reach::balance::{Balancer, Failure, NoLease, Tried};
+use crate::kit::outcome::Outcome;
+use crate::reach::balance::{Balancer, NotConnected, Tries};
 use crate::reach::dial::Dialed;
 use crate::session::record::Record;
 
 impl Opening {
-    /// Connects to a backend. If that fails, another backend is tried, because none of them has
-    /// seen a byte of the client. Each attempt has the whole connect timeout.
+    /// Connects to a backend. Each attempt has the whole connect timeout.
     pub(super) async fn connect_to_backend(
-        &mut self,
+        &self,
         balancer: &Arc<Balancer>,
         record: &mut Record,
     ) -> Result<Dialed, Outcome> {
-        let service = Arc::clone(&self.service);
+        let (service, started) = (&self.service, Instant::now());
         let limit = service.timeouts.connect;
-        let started = Instant::now();
-        let (mut tried, mut failed) = (Tried::default(), None);
-        loop {
-            let leased = tokio::select! {
-                biased;
-                leased = balancer.lease(self.client_key(), &tried, limit) => leased,
-                left = departed(&self.client, self.finish()) => return Err(left),
-            };
-            let mut lease = match leased {
-                Ok(lease) => lease,
-                Err(why) => return Err(no_backend(why, failed)),
-            };
-            self.request.request.target = lease.target(self.port_index);
-            record.requested(&self.request);
-            let (target, begun) = (&self.request.request.target, Instant::now());
-            let dialed = tokio::select! {
-                biased;
-                dialed = service.dialer.dial_for(target, self.dial_request()) => dialed,
-                left = departed(&self.client, self.finish()) => return Err(left),
-            };
-            match dialed {
-                Ok(mut dialed) => {
-                    record.keep(dialed.own.take());
-                    lease.connected(begun.elapsed(), limit / 2);
-                    lease.retries = tried.count();
-                    record.connected(dialed.address, started.elapsed());
-                    record.holds(lease);
-                    return Ok(dialed);
-                }
-                Err(error) => {
+        let tries = Tries {
+            client: self.client_key(),
+            port_index: self.port_index,
+            max_wait: limit,
+            slow: limit / 2,
+        };
+        let dial = |target: Target| {
+            record.dials(target.clone());
+            async move {
+                let dialed = service.dialer.dial_for(&target, self.dial_request()).await;
+                dialed.map_err(|error| {
                     tracing::debug!(service = service.name, %target, %error, "a backend cannot be reached");
-                    if error.is_of_the_backend() {
-                        lease.failed(Failure::Connect);
-                    }
-                    tried.add(lease);
-                    failed = Some(error.into());
-                }
+                    NotConnected::from(error)
+                })
             }
-        }
-    }
-}
-
-/// Returns how the session ends. The error of the last attempt says more than that there is no
-/// other backend.
-pub(crate) fn no_backend(why: NoLease, failed: Option<Outcome>) -> Outcome {
-    match (why, failed) {
-        (NoLease::NoneAvailable, Some(outcome)) => outcome,
-        _ => SessionEnd::Denied(why.into()).into(),
+        };
+        let connected = tokio::select! {
+            biased;
+            connected = balancer.connect(tries, dial) => connected,
+            left = departed(&self.client, self.finish()) => return Err(left),
+        };
+        let (mut dialed, lease) = connected?;
+        record.keep(dialed.own.take());
+        record.connected(dialed.address, started.elapsed());
+        record.holds(lease);
+        Ok(dialed)
     }
 }

@@ -2,7 +2,7 @@
 //! through the proxy.
 //!
 //! ```text
-//!   open ─ first reply: address ─▶ accept ─ second reply: peer ─▶ relay
+//!   listen ─ first reply: address ─▶ accept ─ second reply: peer ─▶ relay
 //! ```
 //!
 //! The host that the client named may connect from any port. Protocols that use BIND often connect
@@ -18,7 +18,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::net::listener::socket_to_listen;
-use crate::session::associate::{Destinations, at_any_port};
+use crate::reach::dial::DialError;
+use crate::session::destinations::{Destinations, advertised, at_any_port};
+use spliceway_protocol::address::Target;
 
 /// The length of the backlog. The proxy accepts one connection, and may close a few others before
 /// that.
@@ -26,13 +28,29 @@ const BACKLOG: i32 = 8;
 
 /// The peers that the client expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Expected {
+pub(super) enum Expected {
     Anyone,
     /// A peer with one of these addresses, and their name, if the client gave a name.
     These(Vec<IpAddr>, Option<Box<str>>),
 }
 
 impl Expected {
+    /// Returns the peers that `requested`, the address in a request for BIND, represents. A name
+    /// represents all of its addresses that the policy allows.
+    ///
+    /// # Errors
+    /// Returns the errors of a dial, so that a refusal names its rule.
+    pub(super) async fn new(requested: &Target, destinations: &impl Destinations) -> Result<Self, DialError> {
+        let name = match requested {
+            Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Self::Anyone),
+            Target::Name(name, _) => Some(name.clone()),
+            _ => None,
+        };
+        let addresses = destinations.look_up(requested).await?;
+        let ips = addresses.iter().map(|address| address.ip().to_canonical());
+        Ok(Self::These(ips.collect(), name))
+    }
+
     /// Returns whether `peer` is expected and allowed.
     fn admits(&self, peer: SocketAddr, destinations: &impl Destinations) -> bool {
         match self {
@@ -44,14 +62,14 @@ impl Expected {
 
 /// A listener for one connection.
 #[derive(Debug)]
-pub(crate) struct Binding {
+pub(super) struct Binding {
     listener: TcpListener,
     advertised: SocketAddr,
 }
 
 /// The reason why no connection was accepted.
 #[derive(Debug)]
-pub(crate) enum NobodyCame {
+pub(super) enum AcceptError {
     /// No permitted peer connected in time.
     TimedOut,
     /// The listener cannot accept.
@@ -67,22 +85,18 @@ impl Binding {
     ///
     /// # Errors
     /// Returns an error if the socket cannot be opened or bound, or cannot listen.
-    pub(crate) fn open(reached: SocketAddr, advertise: Option<IpAddr>) -> io::Result<Self> {
+    pub(super) fn listen(reached: SocketAddr, advertise: Option<IpAddr>) -> io::Result<Self> {
         let address = at_any_port(reached);
         let socket = socket_to_listen(address, true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from_std(socket.into())?;
-        let bound = listener.local_addr()?;
-        let advertised = advertise.filter(|ip| ip.is_ipv4() == bound.is_ipv4());
-        Ok(Self {
-            listener,
-            advertised: SocketAddr::new(advertised.unwrap_or(bound.ip()), bound.port()),
-        })
+        let advertised = advertised(listener.local_addr()?, advertise);
+        Ok(Self { listener, advertised })
     }
 
     /// Returns the address for the first reply.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         self.advertised
     }
 
@@ -93,15 +107,15 @@ impl Binding {
     ///
     /// # Cancel safety
     /// Dropping the future closes the listener. A connection is either returned or closed.
-    pub(crate) async fn accept(
+    pub(super) async fn accept(
         self,
         expected: &Expected,
         destinations: &impl Destinations,
         limit: Duration,
-    ) -> Result<(TcpStream, SocketAddr), NobodyCame> {
+    ) -> Result<(TcpStream, SocketAddr), AcceptError> {
         match timeout(limit, self.accept_expected(expected, destinations)).await {
-            Ok(accepted) => accepted.map_err(NobodyCame::Listener),
-            Err(_) => Err(NobodyCame::TimedOut),
+            Ok(accepted) => accepted.map_err(AcceptError::Listener),
+            Err(_) => Err(AcceptError::TimedOut),
         }
     }
 
@@ -135,8 +149,7 @@ mod tests {
     use crate::access::datagram_counts::Dropped;
     use crate::access::policy::Denied;
     use crate::net::listener::closes;
-    use crate::reach::dial::{DialError, LookupError};
-    use spliceway_protocol::address::Target;
+    use crate::reach::dial::LookupError;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
@@ -148,9 +161,10 @@ mod tests {
 
     impl Destinations for Book {
         fn check(&self, _: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
-            match self.refused.lock().contains(&address.ip()) {
-                true => Err(Denied::Private),
-                false => Ok(()),
+            if self.refused.lock().contains(&address.ip()) {
+                Err(Denied::Private)
+            } else {
+                Ok(())
             }
         }
 
@@ -169,7 +183,7 @@ mod tests {
 
     fn bound() -> Binding {
         let address = SocketAddr::new(ip(1), 0);
-        let binding = Binding::open(address, None).unwrap();
+        let binding = Binding::listen(address, None).unwrap();
         assert_eq!(binding.address().ip(), address.ip());
         binding
     }
@@ -214,7 +228,7 @@ mod tests {
         let address = binding.address();
         tokio::time::pause();
         let ended = binding.accept(&Expected::Anyone, &Book::default(), LIMIT).await;
-        assert!(matches!(ended, Err(NobodyCame::TimedOut)), "{ended:?}");
+        assert!(matches!(ended, Err(AcceptError::TimedOut)), "{ended:?}");
         closes(address).await;
     }
 }

@@ -11,9 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 use super::arrival::{self, Addresses};
-use super::association::{self, Reach};
 use super::departure::{Finish, departed};
+use super::destinations::ClientDestinations;
 use super::exchange::{self, NoAnswer, Patience};
+use super::udp::associate::{self, Associated};
 use super::{Begin, Ends, Opened, RemainingBody};
 use crate::access::admission::{ClientKey, Dial, Permit};
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -23,7 +24,7 @@ use crate::net::listener::{self, Accepted};
 use crate::net::stream::Stream;
 use crate::net::transparent::{Interception, OwnDial};
 use crate::reach::dial::{DialError, DialRequest, Dialed, Passage};
-use crate::session::bind::{Binding, NobodyCame};
+use crate::session::bind::{AcceptError, Binding, Expected};
 use crate::session::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
 use crate::session::record::Record;
 use crate::session::service::Service;
@@ -306,18 +307,20 @@ impl Opening {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
         let reached = self.reached_directly().await?;
-        let dialer = service.dialer_of(self.request.user.as_deref()).clone();
-        let reach = Reach::new(dialer, self.client_key());
+        let destinations = ClientDestinations {
+            dialer: service.dialer_of(self.request.user.as_deref()).clone(),
+            client: self.client_key(),
+        };
         let expected = tokio::select! {
             biased;
-            expected = reach.peers(&self.request.request.target) => expected,
+            expected = Expected::new(&self.request.request.target, &destinations) => expected,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let expected = match expected {
             Ok(expected) => expected,
             Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
         };
-        let binding = match Binding::open(reached, self.service.advertise) {
+        let binding = match Binding::listen(reached, self.service.advertise) {
             Ok(binding) => binding,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
@@ -326,7 +329,7 @@ impl Opening {
         let started = Instant::now();
         let accepted = tokio::select! {
             biased;
-            accepted = binding.accept(&expected, &reach, limit) => accepted,
+            accepted = binding.accept(&expected, &destinations, limit) => accepted,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         match accepted {
@@ -341,10 +344,10 @@ impl Opening {
                     proxy: None,
                 })
             }
-            Err(NobodyCame::TimedOut) => Err(self
+            Err(AcceptError::TimedOut) => Err(self
                 .refuse(Failure::TimedOut, SessionEnd::ConnectFailed("ETIMEDOUT").into())
                 .await),
-            Err(NobodyCame::Listener(error)) => Err(self.out_of_sockets(&error).await),
+            Err(AcceptError::Listener(error)) => Err(self.out_of_sockets(&error).await),
         }
     }
 
@@ -353,12 +356,12 @@ impl Opening {
         // Only TCP clients get here, and they have an address.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
         let rates = record.user_rates(self.service.rates.of_session(self.client_ip()));
-        let association = match association::bind(&self.service, reached, from, &self.request, rates) {
+        let association = match associate::bind(&self.service, reached, from, &self.request, rates) {
             Ok(association) => association,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
         self.answer(&self.request.succeeded(|| association.address())).await?;
-        Ok(Opened::Association(Box::new(association::Open {
+        Ok(Opened::Association(Box::new(Associated {
             client: self.client,
             association,
         })))
@@ -515,15 +518,5 @@ impl NoRequest {
             Self::Gone => SessionEnd::ClientEof.into(),
             Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }
-    }
-}
-
-impl From<DialError> for Outcome {
-    fn from(error: DialError) -> Self {
-        let end = match error.denied() {
-            Some(reason) => SessionEnd::Denied(reason),
-            None => SessionEnd::ConnectFailed(error.as_str()),
-        };
-        Self::because(end, &error)
     }
 }

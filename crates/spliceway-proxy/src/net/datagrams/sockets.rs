@@ -1,5 +1,6 @@
 //! Opens UDP sockets.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
@@ -70,6 +71,12 @@ pub(crate) fn report_reached(socket: &UdpSocket) -> io::Result<()> {
         SocketAddr::V6(_) => setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true)?,
     }
     Ok(())
+}
+
+/// Waits for datagrams.
+pub(crate) async fn readable(socket: &UdpSocket) {
+    // The only possible error is that the runtime is shutting down.
+    let _ = poll_fn(|cx| socket.poll_recv_ready(cx)).await;
 }
 
 /// Returns the capabilities of the system for quinn-udp. quinn-udp detects them with a temporary

@@ -74,7 +74,7 @@ pub(crate) enum BackendState {
 
 /// The backends that have been tried for one client.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Tried(pub(super) Vec<Arc<Backend>>);
+pub(super) struct Tried(pub(super) Vec<Arc<Backend>>);
 
 impl Failure {
     pub(crate) const ALL: [Self; 3] = [Self::Connect, Self::SlowConnect, Self::EarlyEnd];
@@ -167,7 +167,7 @@ impl Backend {
 }
 
 impl Tried {
-    pub(crate) fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.0.len()
     }
 

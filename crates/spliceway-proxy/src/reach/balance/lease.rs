@@ -32,7 +32,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a client gets no backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoLease {
+pub(super) enum NoLease {
     /// All are ejected, or were tried.
     NoneAvailable,
     /// All are full, and too many clients wait.
@@ -88,7 +88,7 @@ impl Balancer {
     ///
     /// # Errors
     /// Returns the reason if there is no backend, or after [`TRIES_MAX`] tries.
-    pub(crate) async fn lease(
+    pub(super) async fn lease(
         self: &Arc<Self>,
         client: Option<ClientKey>,
         tried: &Tried,
@@ -218,17 +218,11 @@ impl Lease {
     }
 
     /// Records that the session has connected. `slow` is the time that is too long for it.
-    pub(crate) fn connected(&mut self, time: Duration, slow: Duration) {
+    pub(super) fn connected(&mut self, time: Duration, slow: Duration) {
+        self.backend.connections.fetch_add(1, Ordering::Relaxed);
         if time >= slow {
-            self.backend.connections.fetch_add(1, Ordering::Relaxed);
             return self.failed(Failure::SlowConnect);
         }
-        self.begins();
-    }
-
-    /// Records that a session begins at the backend.
-    pub(crate) fn begins(&mut self) {
-        self.backend.connections.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let credit = self.backend.ejection.lock().connected(self.is_trial, now);
         self.connected = Some((now, credit));
@@ -280,7 +274,7 @@ impl Drop for Lease {
 
 impl Tried {
     /// Records that this backend cannot be reached, and gives the lease back.
-    pub(crate) fn add(&mut self, lease: Lease) {
+    pub(super) fn add(&mut self, lease: Lease) {
         self.0.push(Arc::clone(&lease.backend));
     }
 }

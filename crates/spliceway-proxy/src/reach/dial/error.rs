@@ -10,6 +10,7 @@ use super::resolver::LookupError;
 use super::socket::{Call, SocketError};
 use crate::access::policy::Denied;
 use crate::kit::errno;
+use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{Failure, client};
@@ -165,6 +166,16 @@ impl From<Denied> for DialError {
 impl From<LookupError> for DialError {
     fn from(error: LookupError) -> Self {
         Self::Unresolved(error)
+    }
+}
+
+impl From<DialError> for Outcome {
+    fn from(error: DialError) -> Self {
+        let end = match error.denied() {
+            Some(reason) => SessionEnd::Denied(reason),
+            None => SessionEnd::ConnectFailed(error.as_str()),
+        };
+        Self::because(end, &error)
     }
 }
 

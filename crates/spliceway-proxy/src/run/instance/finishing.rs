@@ -9,7 +9,7 @@ use std::sync::Arc;
 use spliceway_protocol::address::ListenAddress;
 
 use crate::net::listener::{Listener, Transport, does_for};
-use crate::session::udp_forward::Port;
+use crate::session::udp::Port;
 
 /// The sockets. Each has a session, so the limit on sessions limits them.
 #[derive(Default)]

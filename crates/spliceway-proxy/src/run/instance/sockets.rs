@@ -16,7 +16,7 @@ use crate::net::listener::{self, Listener, ModeChange, Transport};
 use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
 use crate::session::process::Process;
 use crate::session::service::Service;
-use crate::session::udp_forward::{Opener, Port};
+use crate::session::udp::{Opener, Port};
 use crate::session::{self, Arrival};
 use crate::settings::exposure::Reach;
 use crate::settings::{Kind, ServiceSettings};

@@ -21,37 +21,36 @@ const WAITING_MAX: usize = 64;
 const WAITING_MAX_BYTES: usize = 4 << 20;
 
 /// The sessions of a port. A limit on sessions limits them.
-#[derive(Default)]
 pub(super) struct Table {
     flows: Mutex<Flows>,
     emptied: Notify,
 }
 
-#[derive(Default)]
 pub(super) struct Flows {
-    pub(super) of_clients: HashMap<Origin, Flow>,
+    udp: &'static UdpSocketState,
+    of_clients: HashMap<Origin, Flow>,
     /// The bytes of all datagrams that wait.
     waiting_bytes: usize,
 }
 
-/// The way of a client's datagrams to its target.
+/// A client's datagrams to its target.
 pub(super) struct Flow {
-    way: Way,
+    path: Path,
     /// The PROXY header of each datagram, which may be empty.
     header: Vec<u8>,
     /// The time of the client's last datagram.
-    heard: Instant,
+    last_datagram: Instant,
     stats: DatagramStats,
     broken: Arc<Broken>,
 }
 
 /// ```text
-///   Waiting ─ the socket is connected ─▶ Open
+///   Connecting ─ the socket is connected ─▶ Connected
 /// ```
-enum Way {
-    /// The target is being looked up. The datagrams have their headers.
-    Waiting(Vec<Box<[u8]>>),
-    Open(Arc<UdpSocket>, Route),
+enum Path {
+    /// The target is being looked up. The datagrams that wait have their headers.
+    Connecting(Vec<Box<[u8]>>),
+    Connected(Arc<UdpSocket>, Route),
 }
 
 /// Tells the task of a session that nothing receives its datagrams.
@@ -62,6 +61,18 @@ pub(super) struct Broken {
 }
 
 impl Table {
+    pub(super) fn new(udp: &'static UdpSocketState) -> Self {
+        let flows = Flows {
+            udp,
+            of_clients: HashMap::new(),
+            waiting_bytes: 0,
+        };
+        Self {
+            flows: Mutex::new(flows),
+            emptied: Notify::new(),
+        }
+    }
+
     /// Locks the sessions.
     pub(super) fn flows(&self) -> MutexGuard<'_, Flows> {
         self.flows.lock()
@@ -77,20 +88,21 @@ impl Table {
     }
 
     /// Sends the datagrams of this client that have waited, and further ones, through `socket`.
-    pub(super) fn open(&self, client: Origin, udp: &UdpSocketState, socket: Arc<UdpSocket>, route: Route) {
+    pub(super) fn connected(&self, client: Origin, socket: Arc<UdpSocket>, route: Route) {
         let mut flows = self.flows();
+        let udp = flows.udp;
         let Some(flow) = flows.of_clients.get_mut(&client) else {
             return;
         };
-        let way = std::mem::replace(&mut flow.way, Way::Open(socket, route));
-        if let Way::Waiting(datagrams) = way {
+        let path = std::mem::replace(&mut flow.path, Path::Connected(socket, route));
+        if let Path::Connecting(datagrams) = path {
             datagrams.iter().for_each(|datagram| flow.send(udp, datagram));
             flows.waiting_bytes -= bytes_of(&datagrams);
         }
     }
 
-    /// Returns the end of the silence that `end_of` computes from the time at which the client was
-    /// last heard. Returns `None` if that end is over: the session is removed, and another datagram
+    /// Returns the end of the silence that `end_of` computes from the time of the client's last
+    /// datagram. Returns `None` if that end is over: the session is removed, and another datagram
     /// begins another one.
     pub(super) fn end_of_silence(
         &self,
@@ -99,7 +111,7 @@ impl Table {
         end_of: impl FnOnce(Instant) -> Instant,
     ) -> Option<Instant> {
         let mut flows = self.flows();
-        let end = end_of(flows.of_clients.get(&client)?.heard);
+        let end = end_of(flows.of_clients.get(&client)?.last_datagram);
         if end > now {
             return Some(end);
         }
@@ -113,14 +125,14 @@ impl Table {
         let Some(flow) = self.take(&mut flows, client) else {
             return;
         };
-        if let Way::Waiting(datagrams) = &flow.way {
+        if let Path::Connecting(datagrams) = &flow.path {
             datagrams.iter().for_each(|_| flow.stats.dropped(reason));
         }
     }
 
     fn take(&self, flows: &mut Flows, client: Origin) -> Option<Flow> {
         let flow = flows.of_clients.remove(&client)?;
-        if let Way::Waiting(datagrams) = &flow.way {
+        if let Path::Connecting(datagrams) = &flow.path {
             flows.waiting_bytes -= bytes_of(datagrams);
         }
         if flows.of_clients.is_empty() {
@@ -144,25 +156,19 @@ impl Flows {
 
     /// Sends a datagram of this client, adds it to `gso`, keeps it until the session has a socket,
     /// or drops it. Returns `false` if the client has no session.
-    pub(super) fn send(
-        &mut self,
-        client: Origin,
-        packet: &mut Packet<'_>,
-        now: Instant,
-        udp: &UdpSocketState,
-        gso: &mut GsoBatch,
-    ) -> bool {
+    pub(super) fn send(&mut self, client: Origin, packet: &mut Packet<'_>, now: Instant, gso: &mut GsoBatch) -> bool {
+        let udp = self.udp;
         let Some(flow) = self.of_clients.get_mut(&client) else {
             return false;
         };
-        flow.heard = now;
+        flow.last_datagram = now;
         if let Err(dropped) = flow.stats.charge_up(packet.data().len()) {
             flow.stats.dropped(dropped);
             return true;
         }
         let datagram = packet.behind(&flow.header);
-        match &mut flow.way {
-            Way::Waiting(datagrams) => {
+        match &mut flow.path {
+            Path::Connecting(datagrams) => {
                 let bytes = self.waiting_bytes + datagram.len();
                 if datagrams.len() < WAITING_MAX && bytes <= WAITING_MAX_BYTES {
                     datagrams.push(datagram.into());
@@ -171,7 +177,7 @@ impl Flows {
                     flow.stats.dropped(Dropped::LookupLimit);
                 }
             }
-            Way::Open(_, route) => {
+            Path::Connected(_, route) => {
                 if !gso.push(*route, datagram, |gso| flow.flush(udp, gso)) {
                     flow.send(udp, datagram);
                 }
@@ -181,9 +187,9 @@ impl Flows {
     }
 
     /// Sends the datagrams in `gso`, which are of this client.
-    pub(super) fn flush(&self, client: Option<Origin>, udp: &UdpSocketState, gso: &mut GsoBatch) {
+    pub(super) fn flush(&self, client: Option<Origin>, gso: &mut GsoBatch) {
         if let Some(flow) = client.and_then(|client| self.of_clients.get(&client)) {
-            flow.flush(udp, gso);
+            flow.flush(self.udp, gso);
         }
     }
 }
@@ -191,9 +197,9 @@ impl Flows {
 impl Flow {
     pub(super) fn new(header: Vec<u8>, stats: DatagramStats, now: Instant) -> Self {
         Self {
-            way: Way::Waiting(Vec::new()),
+            path: Path::Connecting(Vec::new()),
             header,
-            heard: now,
+            last_datagram: now,
             stats,
             broken: Arc::default(),
         }
@@ -204,13 +210,13 @@ impl Flow {
     }
 
     fn send(&self, udp: &UdpSocketState, datagram: &[u8]) {
-        if let Way::Open(socket, route) = &self.way {
+        if let Path::Connected(socket, route) = &self.path {
             self.count(datagram.len(), send(udp, socket, *route, datagram));
         }
     }
 
     fn flush(&self, udp: &UdpSocketState, gso: &mut GsoBatch) {
-        if let Way::Open(socket, _) = &self.way {
+        if let Path::Connected(socket, _) = &self.path {
             gso.flush(udp, socket, |bytes, sent| self.count(bytes, sent));
         }
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
 use crate::access::datagram_counts::Dropped;
-use crate::session::associate::{AssociateEnd, AssociateSettings};
+use crate::session::udp::associate::association::{AssociateEnd, AssociateSettings};
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// Returns the inode of the socket that is bound to this address, from the kernel's list. No other

@@ -8,34 +8,34 @@ use quinn_udp::UdpSocketState;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::Destinations;
 use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
-use super::sockets::Outside;
+use super::sockets::TargetSockets;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
 use crate::net::datagrams::{GsoBatch, Route, send};
 use crate::reach::dial::DialError;
+use crate::session::destinations::Destinations;
 use spliceway_protocol::address::Target;
 
 /// The target side of an association.
 #[derive(Debug)]
 pub(super) struct Targets<D> {
-    pub(super) sockets: Outside,
+    pub(super) sockets: TargetSockets,
     pub(super) peers: Peers,
-    pub(super) lookups: JoinSet<Found>,
+    pub(super) lookups: JoinSet<FinishedLookup>,
     names: Names,
     destinations: D,
     lookup_limit: Duration,
     /// Whether the IPv4 addresses of names come first.
     prefers_v4: bool,
-    udp: &'static UdpSocketState,
-    stats: DatagramStats,
+    pub(super) udp: &'static UdpSocketState,
+    pub(super) stats: DatagramStats,
 }
 
 /// A finished lookup.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FinishedLookup {
     name: Name,
     /// `None` if the lookup took too long.
     addresses: Option<Result<Vec<SocketAddr>, DialError>>,
@@ -50,7 +50,7 @@ impl<D: Destinations> Targets<D> {
         stats: DatagramStats,
     ) -> Self {
         Self {
-            sockets: Outside::default(),
+            sockets: TargetSockets::default(),
             peers: Peers::default(),
             lookups: JoinSet::new(),
             names: Names::default(),
@@ -104,8 +104,8 @@ impl<D: Destinations> Targets<D> {
     /// the name's first one.
     fn send_to_first(&mut self, name: &Name, data: &[u8]) -> Result<(), Dropped> {
         let mut sent = Err(Dropped::Unresolved);
-        for place in 0.. {
-            let Some(&address) = self.names.addresses(name).and_then(|addresses| addresses.get(place)) else {
+        for index in 0.. {
+            let Some(&address) = self.names.addresses(name).and_then(|addresses| addresses.get(index)) else {
                 break;
             };
             sent = self
@@ -115,7 +115,7 @@ impl<D: Destinations> Targets<D> {
                 Err(Dropped::Unreachable | Dropped::Denied | Dropped::Rule) => {}
                 Err(Dropped::Rate) => break,
                 _ => {
-                    self.names.prove(name, place);
+                    self.names.prove(name, index);
                     break;
                 }
             }
@@ -123,12 +123,12 @@ impl<D: Destinations> Targets<D> {
         sent
     }
 
-    /// Prepares to send to `address`, if the policy and the rates allow it. Every datagram passes
+    /// Admits a datagram to `address`, if the policy and the rates allow it. Every datagram passes
     /// this check, so no datagram is sent to a forbidden address.
     fn admit(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
         let allowed = self.destinations.check(name, address);
-        allowed.map_err(|denied| self.refused(&DialError::Denied(denied, Some(address.ip()))))?;
-        self.sockets.open(address, &self.destinations)?;
+        allowed.map_err(|denied| self.reason(&DialError::Denied(denied, Some(address.ip()))))?;
+        self.sockets.get_or_open(address, &self.destinations)?;
         self.stats.charge_up(data.len())?;
         // The peer is recorded before sending, because the answer may arrive before this thread
         // continues.
@@ -137,7 +137,7 @@ impl<D: Destinations> Targets<D> {
     }
 
     /// Returns why a datagram is dropped. The record of the session tells the first refusal.
-    fn refused(&self, error: &DialError) -> Dropped {
+    fn reason(&self, error: &DialError) -> Dropped {
         match error {
             DialError::Denied(denied, _) => {
                 self.stats.denied(error);
@@ -151,14 +151,14 @@ impl<D: Destinations> Targets<D> {
     }
 
     fn send_now(&self, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
-        let socket = self.sockets.of(address).ok_or(Dropped::Socket)?;
+        let socket = self.sockets.get(address).ok_or(Dropped::Socket)?;
         send(self.udp, socket, Route::To(address), data).map_err(Dropped::from)
     }
 
     /// Sends the datagrams in `gso`.
     pub(super) fn flush(&self, gso: &mut GsoBatch) {
         let Some(Route::To(address)) = gso.to() else { return };
-        if let Some(socket) = self.sockets.of(address) {
+        if let Some(socket) = self.sockets.get(address) {
             gso.flush(self.udp, socket, |bytes, sent| {
                 self.count(sent.map_err(Dropped::from), bytes);
             });
@@ -177,7 +177,7 @@ impl<D: Destinations> Targets<D> {
         self.lookups.spawn(async move {
             let target = Target::Name(name.0.clone(), name.1);
             let looked_up = timeout(limit, destinations.look_up(&target)).await;
-            Found {
+            FinishedLookup {
                 addresses: looked_up.ok(),
                 name,
             }
@@ -185,19 +185,20 @@ impl<D: Destinations> Targets<D> {
     }
 
     /// Handles a finished lookup and sends the datagrams that waited for it.
-    pub(super) fn found(&mut self, found: Found, now: Instant) {
-        let Found { name, addresses } = found;
+    pub(super) fn finish_lookup(&mut self, lookup: FinishedLookup, now: Instant) {
+        let FinishedLookup { name, addresses } = lookup;
         let (mut addresses, without) = match addresses {
             Some(Ok(addresses)) => (addresses, Dropped::Unresolved),
-            Some(Err(error)) => (Vec::new(), self.refused(&error)),
+            Some(Err(error)) => (Vec::new(), self.reason(&error)),
             None => (Vec::new(), Dropped::Unresolved),
         };
-        let fruitless = addresses.is_empty();
+        let has_addresses = !addresses.is_empty();
         addresses.sort_by_key(|address| address.is_ipv4() != self.prefers_v4);
-        for data in self.names.found(&name, addresses, now) {
-            let sent = match fruitless {
-                true => Err(without),
-                false => self.send_to_first(&name, &data),
+        for data in self.names.finish_lookup(&name, addresses, now) {
+            let sent = if has_addresses {
+                self.send_to_first(&name, &data)
+            } else {
+                Err(without)
             };
             self.count(sent, data.len());
         }
@@ -205,7 +206,7 @@ impl<D: Destinations> Targets<D> {
 }
 
 /// Waits for the next finished lookup, or forever if no lookup is running. Cancel safe.
-pub(super) async fn next(lookups: &mut JoinSet<Found>) -> Found {
+pub(super) async fn next(lookups: &mut JoinSet<FinishedLookup>) -> FinishedLookup {
     match lookups.join_next().await {
         Some(Ok(found)) => found,
         Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),

@@ -4,7 +4,7 @@ use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
 use crate::access::datagram_counts::Dropped;
-use crate::session::associate::AssociateSettings;
+use crate::session::udp::associate::association::AssociateSettings;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{Header, Malformed};
 

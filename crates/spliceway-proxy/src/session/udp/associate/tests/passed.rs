@@ -7,7 +7,7 @@ use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
 use crate::access::datagram_counts::{Dropped, Passed};
-use crate::session::associate::AssociateSettings;
+use crate::session::udp::associate::association::AssociateSettings;
 
 #[tokio::test]
 async fn a_datagram_goes_to_its_target_and_the_answer_comes_back() {

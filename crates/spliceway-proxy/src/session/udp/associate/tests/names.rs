@@ -8,7 +8,7 @@ use super::rig::{ANYWHERE, Book, Lookup, Rig, soon, take, target};
 use crate::access::datagram_counts::Dropped;
 use crate::access::policy::Denied;
 use crate::reach::dial::{DialError, LookupError};
-use crate::session::associate::AssociateSettings;
+use crate::session::udp::associate::association::AssociateSettings;
 
 async fn rig(host: &str) -> (Rig, mpsc::UnboundedReceiver<Lookup>) {
     let (book, asked) = Book::new();

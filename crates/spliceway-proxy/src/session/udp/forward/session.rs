@@ -14,7 +14,7 @@ use tokio::net::UdpSocket;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Port;
+use super::client_side::ClientSide;
 use super::table::{Broken, says_nothing_receives};
 use crate::access::admission::Permit;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
@@ -23,9 +23,9 @@ use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::datagrams::{GsoBatch, Origin, Route, send, towards, with_scratch};
-use crate::reach::balance::{Failure, Tried};
-use crate::session::no_backend;
+use crate::reach::balance::{Failure, NotConnected, Tries};
 use crate::session::record::Record;
+use crate::session::service::Service;
 use spliceway_protocol::address::{Target, canonical};
 
 /// A session whose target has not answered ends after this part of the timeout, because its client
@@ -34,7 +34,7 @@ const UNANSWERED_PART: u32 = 4;
 
 /// A session that has begun.
 pub(super) struct Session {
-    pub(super) place: Place,
+    pub(super) seat: Seat,
     pub(super) record: Record,
     pub(super) broken: Arc<Broken>,
     /// The target, if there are no backends.
@@ -47,22 +47,23 @@ pub(super) struct Session {
     pub(super) permit: Permit,
 }
 
-/// The place of a session in the table of its port. Dropping it removes the session.
-pub(super) struct Place {
-    port: Arc<Port>,
+/// The seat of a session in the table of its port. Dropping it removes the session.
+pub(super) struct Seat {
+    clients: Arc<ClientSide>,
     client: Origin,
     is_removed: bool,
 }
 
-/// Why no socket is connected to a target.
-struct NotConnected {
-    outcome: Outcome,
-    /// Whether the target is at fault, and not this program or its machine.
-    is_of_the_backend: bool,
+/// A socket that is connected to a target.
+struct Connected {
+    socket: Arc<UdpSocket>,
+    address: SocketAddr,
+    /// The time that it has taken.
+    time: Duration,
 }
 
-/// Tells whether another session of a client would have another target.
-type Question = Pin<Box<dyn Future<Output = bool> + Send>>;
+/// Tells whether another session of the client would have another target.
+type TargetCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// How an answer was passed on.
 struct Passed {
@@ -80,89 +81,48 @@ impl Session {
     }
 
     async fn run(mut self, _alive: Alive) {
-        let outcome = match Box::pin(self.open()).await {
+        let outcome = match Box::pin(self.connect()).await {
             Ok(socket) => self.forward(&socket).await,
             Err(outcome) => outcome,
         };
         let Self {
-            place, record, permit, ..
+            seat, record, permit, ..
         } = self;
-        drop(place);
+        drop(seat);
         record.end(outcome);
         drop(permit);
     }
 
     /// Connects to the target, or to one of the backends.
-    async fn open(&mut self) -> Result<Arc<UdpSocket>, Outcome> {
+    async fn connect(&mut self) -> Result<Arc<UdpSocket>, Outcome> {
         let service = Arc::clone(self.record.service());
-        let Some(balancer) = &service.balancer else {
-            let connected = self.connect(self.target.clone()).await;
-            return connected.map_err(|failed| failed.outcome);
+        let (record, seat) = (&mut self.record, &self.seat);
+        let mut connect = |target: Target| {
+            record.dials(target.clone());
+            connect_to(target, seat, &service)
         };
-        let (mut tried, mut failed) = (Tried::default(), None);
-        let client = canonical(self.place.client.source).ip();
-        loop {
-            let leased = balancer.lease(Some(client.into()), &tried, service.timeouts.connect);
-            let mut lease = leased.await.map_err(|why| no_backend(why, failed.take()))?;
-            match self.connect(lease.target(self.port_index)).await {
-                Ok(socket) => {
-                    lease.retries = tried.count();
-                    // Some protocols have no answers, so a session begins like a connection, and a
-                    // report that nothing receives takes this back.
-                    lease.begins();
-                    self.record.holds(lease);
-                    return Ok(socket);
-                }
-                Err(NotConnected {
-                    outcome,
-                    is_of_the_backend,
-                }) => {
-                    if is_of_the_backend {
-                        lease.failed(Failure::Connect);
-                    }
-                    tried.add(lease);
-                    failed = Some(outcome);
-                }
+        let connected = match &service.balancer {
+            None => connect(self.target.clone()).await.map_err(|failed| failed.outcome)?,
+            Some(balancer) => {
+                let tries = Tries {
+                    client: Some(canonical(seat.client.source).ip().into()),
+                    port_index: self.port_index,
+                    max_wait: service.timeouts.connect,
+                    // Connecting sends nothing. Some protocols have no answers, so a session begins
+                    // at once, and a report that nothing receives takes this back.
+                    slow: Duration::MAX,
+                };
+                let (connected, lease) = balancer.connect(tries, connect).await?;
+                self.record.holds(lease);
+                connected
             }
-        }
-    }
-
-    async fn connect(&mut self, target: Target) -> Result<Arc<UdpSocket>, NotConnected> {
-        let (service, started) = (Arc::clone(self.record.service()), Instant::now());
-        let client = canonical(self.place.client.source);
-        self.record.dials(target.clone());
-        let looked_up = service.dialer.addresses(&target, Some(client.ip().into()));
-        let looked_up = timeout(service.timeouts.connect, looked_up).await;
-        let looked_up = looked_up.map_err(|_| not_connected(&Errno::TIMEDOUT.into()))?;
-        let mut addresses = looked_up.map_err(|error| NotConnected {
-            is_of_the_backend: error.is_of_the_backend(),
-            outcome: error.into(),
-        })?;
-        // The answers would come back to the target as datagrams of a client.
-        if addresses.contains(&client) {
-            return Err(NotConnected {
-                outcome: SessionEnd::Denied(Refusal::Loop).into(),
-                is_of_the_backend: false,
-            });
-        }
-        // Nothing shows which address works before the client's datagrams are sent. The family of
-        // the client is at least known to work between the client and this machine.
-        let (refused, now) = (&self.place.port.refused, Instant::now());
-        addresses.sort_by_key(|address| (refused.has(*address, now), address.is_ipv4() != client.is_ipv4()));
-        let mut failed = not_connected(&Errno::NETUNREACH.into());
-        for address in addresses {
-            match connected(address, &service) {
-                Ok(socket) => {
-                    self.record.connected(Some(address), started.elapsed());
-                    self.record.associating(self.stats.clone());
-                    self.place.open(&socket, address);
-                    self.dialled = Some(address);
-                    return Ok(socket);
-                }
-                Err(error) => failed = not_connected(&error),
-            }
-        }
-        Err(failed)
+        };
+        let Connected { socket, address, time } = connected;
+        self.record.connected(Some(address), time);
+        self.record.associating(self.stats.clone());
+        self.seat.connected(&socket, address);
+        self.dialled = Some(address);
+        Ok(socket)
     }
 
     /// Sends the target's datagrams to the client until the session ends.
@@ -171,7 +131,7 @@ impl Session {
         let mut answered = None::<Instant>;
         let mut silent = std::pin::pin!(sleep_until(end_of_silence(Instant::now(), answered, silence)));
         let broken = Arc::clone(&self.broken);
-        let mut asking = None;
+        let mut target_check = None;
         loop {
             let passed = tokio::select! {
                 broken = ready(socket) => match broken {
@@ -181,21 +141,21 @@ impl Session {
                 () = self.stats.stopped() => return SessionEnd::Drained.into(),
                 errno = broken.by() => return self.unreachable(errno, answered.is_some()),
                 // Datagrams do not reset the timer. When it fires, the last datagram decides.
-                () = &mut silent => match self.place.silent_until(answered, silence) {
+                () = &mut silent => match self.seat.silent_until(answered, silence) {
                     None => return SessionEnd::Idle.into(),
                     Some(later) => {
                         silent.as_mut().reset(later);
                         if answered.is_none_or(|answered| answered.elapsed() >= silence) {
-                            asking = asking.or_else(|| self.asks(socket));
+                            target_check = target_check.or_else(|| self.check_target(socket));
                         }
                         continue;
                     }
                 },
-                leads_elsewhere = answer_to(&mut asking) => {
-                    if leads_elsewhere {
+                has_other_target = checked(&mut target_check) => {
+                    if has_other_target {
                         return SessionEnd::Idle.into();
                     }
-                    asking = None;
+                    target_check = None;
                     continue;
                 }
             };
@@ -212,25 +172,25 @@ impl Session {
     }
 
     /// Asks whether another session of the client would have another target.
-    fn asks(&mut self, socket: &UdpSocket) -> Option<Question> {
+    fn check_target(&mut self, socket: &UdpSocket) -> Option<TargetCheck> {
         let address = canonical(socket.peer_addr().ok()?);
         let target = match self.record.lease() {
             Some(lease) => lease.target(self.port_index),
             None => self.target.clone(),
         };
-        let Place { port, client, .. } = &self.place;
-        let asked = Arc::clone(port).leads_elsewhere(canonical(client.source), target, address);
-        Some(Box::pin(asked))
+        let Seat { clients, client, .. } = &self.seat;
+        let check = Arc::clone(clients).has_other_target(canonical(client.source), target, address);
+        Some(Box::pin(check))
     }
 
     fn pass_down(&self, socket: &UdpSocket) -> Passed {
-        let Place { port, client, .. } = &self.place;
-        let (udp, route) = (port.udp, port.route_to(*client));
+        let Seat { clients, client, .. } = &self.seat;
+        let (udp, route) = (clients.udp, clients.route_to(*client));
         let count = |bytes: usize, sent: Result<(), Errno>| match sent {
             Ok(()) => self.stats.down(bytes),
             Err(errno) => self.stats.dropped(errno.into()),
         };
-        let flush = |gso: &mut GsoBatch| gso.flush(udp, &port.socket, count);
+        let flush = |gso: &mut GsoBatch| gso.flush(udp, &clients.socket, count);
         let (mut is_answered, mut broken) = (false, None);
         let more = with_scratch(|batch, gso| {
             let more = batch.receive(udp, socket, |error| {
@@ -244,7 +204,7 @@ impl Session {
                     return self.stats.dropped(dropped);
                 }
                 if !gso.push(route, datagram, flush) {
-                    count(datagram.len(), send(udp, &port.socket, route, datagram));
+                    count(datagram.len(), send(udp, &clients.socket, route, datagram));
                 }
             });
             flush(gso);
@@ -262,15 +222,46 @@ impl Session {
             lease.failed(Failure::Connect);
         }
         if let Some(address) = self.dialled {
-            self.place.port.refused.add(address, Instant::now());
+            self.seat.clients.refused.add(address, Instant::now());
         }
         let error = io::Error::from(errno);
-        let end = match has_answered {
-            true => SessionEnd::ResetByUpstream,
-            false => SessionEnd::ConnectFailed(errno::name(&error)),
+        let end = if has_answered {
+            SessionEnd::ResetByUpstream
+        } else {
+            SessionEnd::ConnectFailed(errno::name(&error))
         };
         Outcome::because(end, &error)
     }
+}
+
+/// Looks up the target, and connects a socket to the first of its addresses that has a route.
+async fn connect_to(target: Target, seat: &Seat, service: &Service) -> Result<Connected, NotConnected> {
+    let (started, client) = (Instant::now(), canonical(seat.client.source));
+    let looked_up = service.dialer.addresses(&target, Some(client.ip().into()));
+    let looked_up = timeout(service.timeouts.connect, looked_up).await;
+    let mut addresses = looked_up.map_err(|_| not_connected(&Errno::TIMEDOUT.into()))??;
+    // The answers would come back to the target as datagrams of a client.
+    if addresses.contains(&client) {
+        return Err(NotConnected {
+            outcome: SessionEnd::Denied(Refusal::Loop).into(),
+            is_of_the_backend: false,
+        });
+    }
+    // Nothing shows which address works before the client's datagrams are sent. The family of the
+    // client is at least known to work between the client and this machine.
+    let (refused, now) = (&seat.clients.refused, Instant::now());
+    addresses.sort_by_key(|address| (refused.has(*address, now), address.is_ipv4() != client.is_ipv4()));
+    let mut failed = not_connected(&Errno::NETUNREACH.into());
+    for address in addresses {
+        match connected(address, service) {
+            Ok(socket) => {
+                let time = started.elapsed();
+                return Ok(Connected { socket, address, time });
+            }
+            Err(error) => failed = not_connected(&error),
+        }
+    }
+    Err(failed)
 }
 
 fn not_connected(error: &io::Error) -> NotConnected {
@@ -281,10 +272,10 @@ fn not_connected(error: &io::Error) -> NotConnected {
     }
 }
 
-/// Waits for the answer to a question. Waits for ever if there is none. Cancel safe.
-async fn answer_to(question: &mut Option<Question>) -> bool {
-    match question {
-        Some(question) => question.await,
+/// Waits for the result of a check. Waits for ever if there is none. Cancel safe.
+async fn checked(check: &mut Option<TargetCheck>) -> bool {
+    match check {
+        Some(check) => check.await,
         None => pending().await,
     }
 }
@@ -303,7 +294,7 @@ async fn ready(socket: &UdpSocket) -> Option<Errno> {
     says_nothing_receives(errno).then_some(errno)
 }
 
-fn connected(address: SocketAddr, service: &crate::session::service::Service) -> io::Result<Arc<UdpSocket>> {
+fn connected(address: SocketAddr, service: &Service) -> io::Result<Arc<UdpSocket>> {
     let connect = || {
         let socket = towards(address.ip(), service.dialer.sockets())?;
         SockRef::from(&socket).connect(&address.into())?;
@@ -318,44 +309,42 @@ fn connected(address: SocketAddr, service: &crate::session::service::Service) ->
     connect()
 }
 
-impl Place {
-    pub(super) fn new(port: Arc<Port>, client: Origin) -> Self {
+impl Seat {
+    pub(super) fn new(clients: Arc<ClientSide>, client: Origin) -> Self {
         Self {
-            port,
+            clients,
             client,
             is_removed: false,
         }
     }
 
-    fn open(&self, socket: &Arc<UdpSocket>, target: SocketAddr) {
+    fn connected(&self, socket: &Arc<UdpSocket>, target: SocketAddr) {
         let route = Route::Connected(target);
-        self.port
-            .table
-            .open(self.client, self.port.udp, Arc::clone(socket), route);
+        self.clients.table.connected(self.client, Arc::clone(socket), route);
     }
 
     /// Returns the time until which the session may be silent. Returns `None` if it has been silent
     /// for too long: the client has no session then.
     fn silent_until(&mut self, answered: Option<Instant>, silence: Duration) -> Option<Instant> {
-        let end_of = |heard| end_of_silence(heard, answered, silence);
-        let end = self.port.table.end_of_silence(self.client, Instant::now(), end_of);
+        let end_of = |last_datagram| end_of_silence(last_datagram, answered, silence);
+        let end = self.clients.table.end_of_silence(self.client, Instant::now(), end_of);
         self.is_removed = end.is_none();
         end
     }
 }
 
 /// Returns the time at which a session ends if nothing follows the last datagrams of both sides.
-fn end_of_silence(heard: Instant, answered: Option<Instant>, silence: Duration) -> Instant {
+fn end_of_silence(last_datagram: Instant, answered: Option<Instant>, silence: Duration) -> Instant {
     match answered {
-        Some(answered) => heard.max(answered) + silence,
-        None => heard + silence / UNANSWERED_PART,
+        Some(answered) => last_datagram.max(answered) + silence,
+        None => last_datagram + silence / UNANSWERED_PART,
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         if !self.is_removed {
-            self.port.table.remove(self.client, Dropped::Unresolved);
+            self.clients.table.remove(self.client, Dropped::Unresolved);
         }
     }
 }
@@ -367,9 +356,9 @@ mod tests {
     #[test]
     fn the_last_datagram_of_either_side_counts_once_the_target_has_answered() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let end = |heard, answered: Option<u32>| {
+        let end = |last_datagram, answered: Option<u32>| {
             let answered = answered.map(|seconds| start + seconds * second);
-            (end_of_silence(start + heard * second, answered, 60 * second) - start).as_secs()
+            (end_of_silence(start + last_datagram * second, answered, 60 * second) - start).as_secs()
         };
         assert_eq!(end(0, None), 15);
         assert_eq!(end(10, None), 25);

@@ -65,7 +65,7 @@ enum State {
 pub(super) enum Lookup {
     /// The name is known, or its lookup is running.
     NotNeeded,
-    /// The caller must look up the name and report the result to [`Names::found`].
+    /// The caller must look up the name and report the result to [`Names::finish_lookup`].
     Start,
     /// No further lookup may start.
     TooMany,
@@ -112,11 +112,11 @@ impl Names {
         }
     }
 
-    /// Records that a datagram was sent to the address at index `place`. This address is used from
+    /// Records that a datagram was sent to the address at this index. This address is used from
     /// now on.
-    pub(super) fn prove(&mut self, name: &Name, place: usize) {
+    pub(super) fn prove(&mut self, name: &Name, index: usize) {
         if let Some(State::Known { addresses, proven, .. }) = self.names.get_mut(name) {
-            addresses[..=place].rotate_right(1);
+            addresses[..=index].rotate_right(1);
             *proven = true;
         }
     }
@@ -140,7 +140,12 @@ impl Names {
     ///
     /// A flow keeps its address as long as the result contains it, because resolvers rotate
     /// addresses. A flow also keeps its address if the result is empty, as a connection would.
-    pub(super) fn found(&mut self, name: &Name, mut addresses: Vec<SocketAddr>, now: Instant) -> Vec<Box<[u8]>> {
+    pub(super) fn finish_lookup(
+        &mut self,
+        name: &Name,
+        mut addresses: Vec<SocketAddr>,
+        now: Instant,
+    ) -> Vec<Box<[u8]>> {
         self.lookups -= 1;
         let (waiting, known) = match self.names.remove(name) {
             Some(State::LookingUp(waiting)) => (waiting, Vec::new()),
@@ -150,8 +155,8 @@ impl Names {
         let bytes: usize = waiting.iter().map(|data| data.len() + WAITING_BYTES_EACH).sum();
         self.waiting_bytes -= bytes;
         let in_use = |address: &SocketAddr| known.first() == Some(address);
-        if let Some(place) = addresses.iter().position(in_use) {
-            addresses[..=place].rotate_right(1);
+        if let Some(index) = addresses.iter().position(in_use) {
+            addresses[..=index].rotate_right(1);
         }
         addresses.truncate(ADDRESSES_MAX);
         let addresses = if addresses.is_empty() { known } else { addresses };
@@ -207,7 +212,7 @@ mod tests {
     /// Adds a name whose lookup ends at `now`.
     fn known(names: &mut Names, text: &str, now: Instant) {
         assert_eq!(names.look_up(&name(text), now), Lookup::Start, "{text}");
-        names.found(&name(text), vec![address(1)], now);
+        names.finish_lookup(&name(text), vec![address(1)], now);
     }
 
     #[test]
@@ -220,7 +225,7 @@ mod tests {
             assert!(names.wait(&example, data));
             assert_eq!(names.look_up(&example, now), Lookup::NotNeeded);
         }
-        let waited = names.found(&example, vec![address(1), address(2)], now);
+        let waited = names.finish_lookup(&example, vec![address(1), address(2)], now);
         assert_eq!(waited.concat(), b"123");
         assert_eq!(names.addresses(&example), Some(&[address(1), address(2)][..]));
         assert_eq!((names.lookups, names.waiting_bytes), (0, 0));
@@ -232,7 +237,7 @@ mod tests {
         let example = name("example.com");
         assert_eq!(names.look_up(&example, now), Lookup::Start);
         assert!(names.wait(&example, b"1"));
-        assert_eq!(names.found(&example, Vec::new(), now).concat(), b"1");
+        assert_eq!(names.finish_lookup(&example, Vec::new(), now).concat(), b"1");
         assert_eq!((names.names.len(), names.waiting_bytes), (0, 0));
         assert!(!names.wait(&example, b"2"), "nobody looks it up");
         assert_eq!(names.look_up(&example, now), Lookup::Start);
@@ -250,7 +255,7 @@ mod tests {
         assert_eq!(names.addresses(&example), Some(&[address(1)][..]));
         assert!(
             names
-                .found(&example, vec![address(2), address(3), address(1)], stale)
+                .finish_lookup(&example, vec![address(2), address(3), address(1)], stale)
                 .is_empty()
         );
         let kept = [address(1), address(2), address(3)];
@@ -263,7 +268,7 @@ mod tests {
             Some(&[address(3), address(1), address(2)][..])
         );
         assert_eq!(names.look_up(&example, stale + FRESH), Lookup::Start);
-        names.found(&example, Vec::new(), stale + FRESH);
+        names.finish_lookup(&example, Vec::new(), stale + FRESH);
         assert_eq!(
             names.addresses(&example).map(<[_]>::len),
             Some(3),
@@ -289,7 +294,7 @@ mod tests {
             Lookup::NotNeeded,
             "the old address serves on"
         );
-        names.found(&name("0"), Vec::new(), now);
+        names.finish_lookup(&name("0"), Vec::new(), now);
         assert_eq!(names.look_up(&name("one.more"), now), Lookup::Start);
     }
 
@@ -302,7 +307,7 @@ mod tests {
         let half = vec![0; WAITING_MAX_BYTES / 2 - WAITING_BYTES_EACH];
         assert!(names.wait(&name("a"), &half) && names.wait(&name("b"), &half));
         assert!(!names.wait(&name("a"), b"") && !names.wait(&name("b"), b""));
-        assert_eq!(names.found(&name("a"), Vec::new(), now).len(), 1);
+        assert_eq!(names.finish_lookup(&name("a"), Vec::new(), now).len(), 1);
         assert!(names.wait(&name("b"), b""), "there is room again");
     }
 
@@ -326,6 +331,6 @@ mod tests {
         let (mut names, now) = (Names::default(), Instant::now());
         assert_eq!(names.look_up(&name("a"), now), Lookup::Start);
         assert!(names.wait(&name("a"), &[0; 65_507 - 10]));
-        let _ = names.found(&name("a"), Vec::new(), now);
+        let _ = names.finish_lookup(&name("a"), Vec::new(), now);
     }
 }

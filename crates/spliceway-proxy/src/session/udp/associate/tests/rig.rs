@@ -15,7 +15,8 @@ use crate::access::policy::Denied;
 use crate::access::rates::SessionRates;
 use crate::net::datagrams::bind;
 use crate::reach::dial::DialError;
-use crate::session::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
+use crate::session::destinations::Destinations;
+use crate::session::udp::associate::association::{AssociateEnd, AssociateSettings, Association};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
@@ -59,9 +60,10 @@ impl Book {
 
 impl Destinations for Book {
     fn check(&self, _: Option<&str>, _: SocketAddr) -> Result<(), Denied> {
-        match self.refuses.load(Ordering::SeqCst) {
-            true => Err(Denied::Private),
-            false => Ok(()),
+        if self.refuses.load(Ordering::SeqCst) {
+            Err(Denied::Private)
+        } else {
+            Ok(())
         }
     }
 
@@ -114,7 +116,7 @@ impl Rig {
         let (mut accepted, peer) = accepted.unwrap();
         let socket = UdpSocket::bind((host, 0)).await.unwrap();
         let asked = asked(socket.local_addr().unwrap());
-        let association = Association::open(
+        let association = Association::bind(
             accepted.local_addr().unwrap(),
             peer,
             &asked,
