@@ -106,13 +106,16 @@ pub(super) fn with_text(status: Status, text: &str) -> Vec<u8> {
 /// Returns a whole response with one more field. `field` is a whole line with its line end, or
 /// empty.
 fn with_field(status: Status, field: &str, text: &str) -> Vec<u8> {
-    format!(
-        "HTTP/1.1 {} {}\r\n{field}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
-        status as u16,
-        status.words().0,
-        text.len() + 1,
-    )
-    .into_bytes()
+    let line = format!("{} {}", status as u16, status.words().0);
+    let fields = format!("{field}Content-Type: text/plain\r\n");
+    whole(&line, &fields, format!("{text}\n").as_bytes())
+}
+
+/// Writes a whole response. `fields` are whole lines with their line ends.
+fn whole(status: &str, fields: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {length}\r\nConnection: close\r\n\r\n");
+    [head.as_bytes(), body].concat()
 }
 
 /// Returns the response to a request with a body whose chunked encoding is not valid.
@@ -123,16 +126,10 @@ pub fn no_chunks() -> Vec<u8> {
 /// Returns the proxy's response to a request that `Max-Forwards` does not allow to reach its
 /// target. The response to TRACE contains the request: `echoed`.
 pub(super) fn last_recipient(echoed: Option<&[u8]>) -> Vec<u8> {
-    let content = match echoed {
-        Some(_) => "Content-Type: message/http\r\n",
-        None => "",
-    };
-    let echoed = echoed.unwrap_or_default();
-    let head = format!(
-        "HTTP/1.1 200 OK\r\n{content}Content-Length: {}\r\nConnection: close\r\n\r\n",
-        echoed.len()
-    );
-    [head.as_bytes(), echoed].concat()
+    match echoed {
+        Some(echoed) => whole("200 OK", "Content-Type: message/http\r\n", echoed),
+        None => whole("200 OK", "", b""),
+    }
 }
 
 /// Returns the response to a request whose target was not reached.

@@ -60,13 +60,13 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::access::rates::SessionRates;
-use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::outcome::Outcome;
 use crate::session::byte_counter::{ByteCounter, Moved, counted};
 use crate::session::destinations::ClientDestinations;
 use crate::session::handshake::{Client, ClientRequest};
 use crate::session::record::Record;
 use crate::session::service::Service;
-use association::{AssociateEnd, AssociateSettings, Association};
+use association::{AssociateSettings, Association};
 
 /// An association whose client knows where to send datagrams, and the connection that keeps it
 /// open.
@@ -80,12 +80,7 @@ impl Associated {
         let stats = self.association.stats();
         record.associating(stats.clone());
         let counter = ByteCounter::new(record, Moved::Datagrams(stats));
-        match counted(counter, self.association.run(&mut self.client)).await {
-            AssociateEnd::ClientEof => SessionEnd::ClientEof.into(),
-            AssociateEnd::ClientFailed(error) => Outcome::because(SessionEnd::ResetByClient, &error),
-            AssociateEnd::Idle => SessionEnd::Idle.into(),
-            AssociateEnd::Stopped => SessionEnd::Drained.into(),
-        }
+        counted(counter, self.association.run(&mut self.client)).await
     }
 }
 

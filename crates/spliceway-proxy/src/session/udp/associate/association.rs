@@ -12,9 +12,10 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use super::sockets::readable;
-use super::targets::{self, FinishedLookup, Targets};
+use super::targets::{self, Targets};
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::rates::SessionRates;
+use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::datagrams::{self, GsoBatch, Origin, Route, gather, send, system, with_scratch};
 use crate::session::destinations::{Destinations, advertised, at_any_port};
 use spliceway_protocol::address::{Target, canonical};
@@ -42,26 +43,6 @@ pub(crate) struct Association<D> {
     targets: Targets<D>,
     idle: Option<Duration>,
     advertised: SocketAddr,
-}
-
-/// How an association ended.
-#[derive(Debug)]
-pub(super) enum AssociateEnd {
-    /// The client closed its connection.
-    ClientEof,
-    /// The client's connection failed.
-    ClientFailed(io::Error),
-    /// No datagram was forwarded during the idle timeout.
-    Idle,
-    /// [`DatagramStats::stop`] was called.
-    Stopped,
-}
-
-/// An event in an association.
-enum Event {
-    FromClient,
-    FromTargets(Family),
-    LookupFinished(FinishedLookup),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -114,74 +95,60 @@ impl<D: Destinations> Association<D> {
         self.targets.stats.clone()
     }
 
-    /// Forwards datagrams until `client`, the association's connection, ends. [`AssociateEnd`]
-    /// lists the other reasons to end.
+    /// Forwards datagrams until `client`, the association's connection, ends. The association also
+    /// ends after the idle timeout, and after [`DatagramStats::stop`].
     ///
     /// # Cancel safety
     /// Dropping the future also ends the association. The sockets are closed and the lookups are
     /// cancelled, but [`stats`](Self::stats) keeps the counts. When an association ends, datagrams
     /// that wait for a lookup are lost and not counted.
-    pub(super) async fn run(mut self, client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
+    pub(super) async fn run(mut self, client: &mut (impl AsyncRead + Unpin)) -> Outcome {
         let stats = self.stats();
         let mut client_end = pin!(client_end(client));
         let mut stopped = pin!(stats.stopped());
         let (mut active, mut passed) = (Instant::now(), stats.passed());
         let mut silence = pin!(sleep_until(active + self.idle.unwrap_or_default()));
         loop {
-            let event = tokio::select! {
-                event = self.event() => event,
+            let Targets { sockets, lookups, .. } = &mut self.targets;
+            let more = tokio::select! {
+                () = datagrams::readable(&self.socket) => self.pass_up(),
+                () = readable(sockets.v4.as_ref()) => self.pass_down(Family::V4),
+                () = readable(sockets.v6.as_ref()) => self.pass_down(Family::V6),
+                lookup = targets::next(lookups) => {
+                    self.targets.finish_lookup(lookup, Instant::now());
+                    false
+                }
                 end = &mut client_end => return end,
-                () = &mut stopped => return AssociateEnd::Stopped,
+                () = &mut stopped => return SessionEnd::Drained.into(),
                 // Datagrams do not reset the timer. When the timer fires, the time of the last
                 // forwarded datagram decides.
                 () = &mut silence, if self.idle.is_some() => match active + self.idle.unwrap_or_default() {
-                    over if over <= Instant::now() => return AssociateEnd::Idle,
+                    over if over <= Instant::now() => return SessionEnd::Idle.into(),
                     later => {
                         silence.as_mut().reset(later);
                         continue;
                     }
                 },
             };
-            let now = Instant::now();
-            if self.handle(event, now) {
+            if stats.passed() != passed {
+                (active, passed) = (Instant::now(), stats.passed());
+            }
+            if more {
                 // More datagrams may be ready, but other tasks on this thread run first.
                 yield_now().await;
             }
-            if stats.passed() != passed {
-                (active, passed) = (now, stats.passed());
-            }
         }
     }
 
-    async fn event(&mut self) -> Event {
-        let Targets { sockets, lookups, .. } = &mut self.targets;
-        tokio::select! {
-            () = datagrams::readable(&self.socket) => Event::FromClient,
-            () = readable(sockets.v4.as_ref()) => Event::FromTargets(Family::V4),
-            () = readable(sockets.v6.as_ref()) => Event::FromTargets(Family::V6),
-            lookup = targets::next(lookups) => Event::LookupFinished(lookup),
-        }
-    }
-
-    /// Handles an event. Returns whether the same event may already be ready again.
-    fn handle(&mut self, event: Event, now: Instant) -> bool {
-        match event {
-            Event::FromClient => self.pass_up(now),
-            Event::FromTargets(family) => self.pass_down(family),
-            Event::LookupFinished(lookup) => {
-                self.targets.finish_lookup(lookup, now);
-                false
-            }
-        }
-    }
-
-    fn pass_up(&mut self, now: Instant) -> bool {
+    /// Returns whether more datagrams may be ready.
+    fn pass_up(&mut self) -> bool {
         let Self {
             socket,
             client,
             targets,
             ..
         } = self;
+        let now = Instant::now();
         with_scratch(|batch, gso| {
             // Errors do not end the association.
             let more = batch.receive(targets.udp, socket, |_| true);
@@ -194,6 +161,7 @@ impl<D: Destinations> Association<D> {
         })
     }
 
+    /// Returns whether more datagrams may be ready.
     fn pass_down(&mut self, family: Family) -> bool {
         let Targets {
             sockets,
@@ -289,13 +257,13 @@ impl Client {
 }
 
 /// Waits for the end of the client's connection and discards all bytes received until then.
-async fn client_end(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
+async fn client_end(client: &mut (impl AsyncRead + Unpin)) -> Outcome {
     let mut discarded = [0; 64];
     loop {
         match client.read(&mut discarded).await {
-            Ok(0) => return AssociateEnd::ClientEof,
+            Ok(0) => return SessionEnd::ClientEof.into(),
             Ok(_) => {}
-            Err(error) => return AssociateEnd::ClientFailed(error),
+            Err(error) => return Outcome::because(SessionEnd::ResetByClient, &error),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::sockets::TargetSockets;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
 use crate::net::datagrams::{GsoBatch, Route, send};
-use crate::reach::dial::DialError;
+use crate::reach::dial::{DialError, LookupError};
 use crate::session::destinations::Destinations;
 use spliceway_protocol::address::Target;
 
@@ -37,8 +37,7 @@ pub(super) struct Targets<D> {
 #[derive(Debug)]
 pub(super) struct FinishedLookup {
     name: Name,
-    /// `None` if the lookup took too long.
-    addresses: Option<Result<Vec<SocketAddr>, DialError>>,
+    addresses: Result<Vec<SocketAddr>, DialError>,
 }
 
 impl<D: Destinations> Targets<D> {
@@ -178,7 +177,7 @@ impl<D: Destinations> Targets<D> {
             let target = Target::Name(name.0.clone(), name.1);
             let looked_up = timeout(limit, destinations.look_up(&target)).await;
             FinishedLookup {
-                addresses: looked_up.ok(),
+                addresses: looked_up.unwrap_or(Err(LookupError::TimedOut.into())),
                 name,
             }
         });
@@ -187,10 +186,9 @@ impl<D: Destinations> Targets<D> {
     /// Handles a finished lookup and sends the datagrams that waited for it.
     pub(super) fn finish_lookup(&mut self, lookup: FinishedLookup, now: Instant) {
         let FinishedLookup { name, addresses } = lookup;
-        let (mut addresses, without) = match addresses {
-            Some(Ok(addresses)) => (addresses, Dropped::Unresolved),
-            Some(Err(error)) => (Vec::new(), self.reason(&error)),
-            None => (Vec::new(), Dropped::Unresolved),
+        let (mut addresses, reason) = match addresses {
+            Ok(addresses) => (addresses, Dropped::Unresolved),
+            Err(error) => (Vec::new(), self.reason(&error)),
         };
         let has_addresses = !addresses.is_empty();
         addresses.sort_by_key(|address| address.is_ipv4() != self.prefers_v4);
@@ -198,7 +196,7 @@ impl<D: Destinations> Targets<D> {
             let sent = if has_addresses {
                 self.send_to_first(&name, &data)
             } else {
-                Err(without)
+                Err(reason)
             };
             self.count(sent, data.len());
         }

@@ -194,7 +194,7 @@ impl Port {
             seat: Seat::new(Arc::clone(&self.clients), client),
             record: Record::new(Arc::clone(service), Some(address)),
             broken: flow.broken(),
-            dialled: None,
+            answered: None,
             port_index: opener.port_index,
             target,
             stats,
@@ -204,8 +204,7 @@ impl Port {
     }
 
     fn warn_of_limit(&self, max: usize) {
-        let mut throttle = self.throttle.lock();
-        if throttle.admits(Instant::now()) {
+        if self.throttle.lock().admits(Instant::now()) {
             tracing::warn!(
                 max,
                 "the limit on sessions is reached: datagrams of new clients are dropped"

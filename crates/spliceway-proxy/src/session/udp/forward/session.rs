@@ -3,21 +3,22 @@
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use socket2::SockRef;
-use tokio::io::Interest;
+use tokio::io::{Interest, Ready};
 use tokio::net::UdpSocket;
+use tokio::sync::SetOnce;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client_side::ClientSide;
-use super::table::{Broken, says_nothing_receives};
+use super::table::says_nothing_receives;
 use crate::access::admission::Permit;
-use crate::access::datagram_counts::{DatagramStats, Dropped};
+use crate::access::datagram_counts::DatagramStats;
 use crate::kit::alive::Alive;
 use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -36,11 +37,11 @@ const UNANSWERED_PART: u32 = 4;
 pub(super) struct Session {
     pub(super) seat: Seat,
     pub(super) record: Record,
-    pub(super) broken: Arc<Broken>,
+    pub(super) broken: Arc<SetOnce<Errno>>,
     /// The target, if there are no backends.
     pub(super) target: Target,
-    /// The address of the target, once the socket is connected to it.
-    pub(super) dialled: Option<SocketAddr>,
+    /// The time of the target's last datagram.
+    pub(super) answered: Option<Instant>,
     /// The position of the port in its range.
     pub(super) port_index: u16,
     pub(super) stats: DatagramStats,
@@ -65,14 +66,6 @@ struct Connected {
 /// Tells whether another session of the client would have another target.
 type TargetCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-/// How an answer was passed on.
-struct Passed {
-    is_answered: bool,
-    /// Whether more may be ready.
-    more: bool,
-    broken: Option<Errno>,
-}
-
 impl Session {
     pub(super) fn spawn(self, alive: Alive) {
         let session = Arc::clone(self.record.session());
@@ -82,19 +75,16 @@ impl Session {
 
     async fn run(mut self, _alive: Alive) {
         let outcome = match Box::pin(self.connect()).await {
-            Ok(socket) => self.forward(&socket).await,
+            Ok((socket, address)) => self.forward(&socket, address).await,
             Err(outcome) => outcome,
         };
-        let Self {
-            seat, record, permit, ..
-        } = self;
-        drop(seat);
-        record.end(outcome);
-        drop(permit);
+        drop(self.seat);
+        self.record.end(outcome);
+        drop(self.permit);
     }
 
     /// Connects to the target, or to one of the backends.
-    async fn connect(&mut self) -> Result<Arc<UdpSocket>, Outcome> {
+    async fn connect(&mut self) -> Result<(Arc<UdpSocket>, SocketAddr), Outcome> {
         let service = Arc::clone(self.record.service());
         let (record, seat) = (&mut self.record, &self.seat);
         let mut connect = |target: Target| {
@@ -121,34 +111,29 @@ impl Session {
         self.record.connected(Some(address), time);
         self.record.associating(self.stats.clone());
         self.seat.connected(&socket, address);
-        self.dialled = Some(address);
-        Ok(socket)
+        Ok((socket, address))
     }
 
-    /// Sends the target's datagrams to the client until the session ends.
-    async fn forward(&mut self, socket: &UdpSocket) -> Outcome {
+    /// Sends the datagrams of the target at `address` to the client until the session ends.
+    async fn forward(&mut self, socket: &UdpSocket, address: SocketAddr) -> Outcome {
         let silence = self.record.service().timeouts.udp;
-        let mut answered = None::<Instant>;
-        let mut silent = std::pin::pin!(sleep_until(end_of_silence(Instant::now(), answered, silence)));
+        let mut silent = pin!(sleep_until(end_of_silence(Instant::now(), None, silence)));
         let broken = Arc::clone(&self.broken);
         let mut target_check = None;
         loop {
             let passed = tokio::select! {
-                broken = ready(socket) => match broken {
-                    None => self.pass_down(socket),
-                    Some(errno) => return self.unreachable(errno, answered.is_some()),
-                },
+                ready = ready(socket) => ready.and_then(|()| self.pass_down(socket)),
+                errno = broken.wait() => Err(*errno),
                 () = self.stats.stopped() => return SessionEnd::Drained.into(),
-                errno = broken.by() => return self.unreachable(errno, answered.is_some()),
                 // Datagrams do not reset the timer. When it fires, the last datagram decides.
-                () = &mut silent => match self.seat.silent_until(answered, silence) {
+                () = &mut silent => match self.seat.silent_until(self.answered, silence) {
                     None => return SessionEnd::Idle.into(),
                     Some(later) => {
                         silent.as_mut().reset(later);
-                        if answered.is_none_or(|answered| answered.elapsed() >= silence) {
-                            target_check = target_check.or_else(|| self.check_target(socket));
+                        if self.answered.is_none_or(|answered| answered.elapsed() >= silence) {
+                            target_check.get_or_insert_with(|| self.check_target(address));
                         }
-                        continue;
+                        Ok(false)
                     }
                 },
                 has_other_target = checked(&mut target_check) => {
@@ -156,78 +141,71 @@ impl Session {
                         return SessionEnd::Idle.into();
                     }
                     target_check = None;
-                    continue;
+                    Ok(false)
                 }
             };
-            if passed.is_answered {
-                answered = Some(Instant::now());
-            }
-            if let Some(errno) = passed.broken {
-                return self.unreachable(errno, answered.is_some());
-            }
-            if passed.more {
-                yield_now().await;
+            match passed {
+                // More datagrams may be ready, but other tasks on this thread run first.
+                Ok(true) => yield_now().await,
+                Ok(false) => {}
+                Err(errno) => return self.unreachable(errno, address),
             }
         }
     }
 
-    /// Asks whether another session of the client would have another target.
-    fn check_target(&mut self, socket: &UdpSocket) -> Option<TargetCheck> {
-        let address = canonical(socket.peer_addr().ok()?);
+    /// Checks whether another session of the client would have another target.
+    fn check_target(&mut self, address: SocketAddr) -> TargetCheck {
         let target = match self.record.lease() {
             Some(lease) => lease.target(self.port_index),
             None => self.target.clone(),
         };
         let Seat { clients, client, .. } = &self.seat;
-        let check = Arc::clone(clients).has_other_target(canonical(client.source), target, address);
-        Some(Box::pin(check))
+        Box::pin(Arc::clone(clients).has_other_target(canonical(client.source), target, address))
     }
 
-    fn pass_down(&self, socket: &UdpSocket) -> Passed {
-        let Seat { clients, client, .. } = &self.seat;
-        let (udp, route) = (clients.udp, clients.route_to(*client));
+    /// Returns whether more datagrams may be ready, or an error that says that nothing receives at
+    /// the target.
+    fn pass_down(&mut self, socket: &UdpSocket) -> Result<bool, Errno> {
+        let Self {
+            seat, stats, answered, ..
+        } = self;
+        let (clients, route) = (&seat.clients, seat.clients.route_to(seat.client));
         let count = |bytes: usize, sent: Result<(), Errno>| match sent {
-            Ok(()) => self.stats.down(bytes),
-            Err(errno) => self.stats.dropped(errno.into()),
+            Ok(()) => stats.down(bytes),
+            Err(errno) => stats.dropped(errno.into()),
         };
-        let flush = |gso: &mut GsoBatch| gso.flush(udp, &clients.socket, count);
-        let (mut is_answered, mut broken) = (false, None);
+        let flush = |gso: &mut GsoBatch| gso.flush(clients.udp, &clients.socket, count);
+        let mut broken = None;
         let more = with_scratch(|batch, gso| {
-            let more = batch.receive(udp, socket, |error| {
+            let more = batch.receive(clients.udp, socket, |error| {
                 broken = Errno::from_io_error(&error).filter(|errno| says_nothing_receives(*errno));
                 broken.is_none()
             });
             batch.for_each(|_, packet| {
-                is_answered = true;
+                *answered = Some(Instant::now());
                 let datagram = packet.data();
-                if let Err(dropped) = self.stats.charge_down(datagram.len()) {
-                    return self.stats.dropped(dropped);
+                if let Err(dropped) = stats.charge_down(datagram.len()) {
+                    return stats.dropped(dropped);
                 }
                 if !gso.push(route, datagram, flush) {
-                    count(datagram.len(), send(udp, &clients.socket, route, datagram));
+                    count(datagram.len(), send(clients.udp, &clients.socket, route, datagram));
                 }
             });
             flush(gso);
             more
         });
-        Passed {
-            is_answered,
-            more,
-            broken,
-        }
+        broken.map_or(Ok(more), Err)
     }
 
-    fn unreachable(&mut self, errno: Errno, has_answered: bool) -> Outcome {
-        if let (false, Some(lease)) = (has_answered, self.record.lease()) {
-            lease.failed(Failure::Connect);
-        }
-        if let Some(address) = self.dialled {
-            self.seat.clients.refused.add(address, Instant::now());
-        }
+    fn unreachable(&mut self, errno: Errno, address: SocketAddr) -> Outcome {
+        self.seat.clients.refused.add(address, Instant::now());
         let error = io::Error::from(errno);
-        let end = if has_answered {
+        let end = if self.answered.is_some() {
             SessionEnd::ResetByUpstream
         } else {
+            if let Some(lease) = self.record.lease() {
+                lease.failed(Failure::Connect);
+            }
             SessionEnd::ConnectFailed(errno::name(&error))
         };
         Outcome::because(end, &error)
@@ -253,7 +231,7 @@ async fn connect_to(target: Target, seat: &Seat, service: &Service) -> Result<Co
     addresses.sort_by_key(|address| (refused.has(*address, now), address.is_ipv4() != client.is_ipv4()));
     let mut failed = not_connected(&Errno::NETUNREACH.into());
     for address in addresses {
-        match connected(address, service) {
+        match connected_socket(address, service) {
             Ok(socket) => {
                 let time = started.elapsed();
                 return Ok(Connected { socket, address, time });
@@ -281,20 +259,23 @@ async fn checked(check: &mut Option<TargetCheck>) -> bool {
 }
 
 /// Waits for datagrams or errors. Returns an error that says that nothing receives at the target.
-async fn ready(socket: &UdpSocket) -> Option<Errno> {
+async fn ready(socket: &UdpSocket) -> Result<(), Errno> {
+    let ready = socket.ready(Interest::READABLE | Interest::ERROR).await;
     // The only possible error is that the runtime is shutting down.
-    let ready = socket.ready(Interest::READABLE | Interest::ERROR).await.ok()?;
-    if !ready.is_error() {
-        return None;
+    if !ready.is_ok_and(Ready::is_error) {
+        return Ok(());
     }
     let error = socket.take_error().ok().flatten();
     // Clears the readiness in tokio. The result is always this error.
     let _ = socket.try_io(Interest::ERROR, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
-    let errno = Errno::from_io_error(&error?)?;
-    says_nothing_receives(errno).then_some(errno)
+    let errno = error.and_then(|error| Errno::from_io_error(&error));
+    match errno.filter(|errno| says_nothing_receives(*errno)) {
+        Some(errno) => Err(errno),
+        None => Ok(()),
+    }
 }
 
-fn connected(address: SocketAddr, service: &Service) -> io::Result<Arc<UdpSocket>> {
+fn connected_socket(address: SocketAddr, service: &Service) -> io::Result<Arc<UdpSocket>> {
     let connect = || {
         let socket = towards(address.ip(), service.dialer.sockets())?;
         SockRef::from(&socket).connect(&address.into())?;
@@ -344,7 +325,7 @@ fn end_of_silence(last_datagram: Instant, answered: Option<Instant>, silence: Du
 impl Drop for Seat {
     fn drop(&mut self) {
         if !self.is_removed {
-            self.clients.table.remove(self.client, Dropped::Unresolved);
+            self.clients.table.remove(self.client);
         }
     }
 }

@@ -2,13 +2,12 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use quinn_udp::UdpSocketState;
 use rustix::io::Errno;
 use tokio::net::UdpSocket;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 use tokio::time::Instant;
 
 use crate::access::datagram_counts::{DatagramStats, Dropped};
@@ -41,7 +40,8 @@ pub(super) struct Flow {
     /// The time of the client's last datagram.
     last_datagram: Instant,
     stats: DatagramStats,
-    broken: Arc<Broken>,
+    /// Set when nothing receives the datagrams, for the task of the session.
+    broken: Arc<SetOnce<Errno>>,
 }
 
 /// ```text
@@ -51,13 +51,6 @@ enum Path {
     /// The target is being looked up. The datagrams that wait have their headers.
     Connecting(Vec<Box<[u8]>>),
     Connected(Arc<UdpSocket>, Route),
-}
-
-/// Tells the task of a session that nothing receives its datagrams.
-#[derive(Default)]
-pub(super) struct Broken {
-    by: OnceLock<Errno>,
-    changed: Notify,
 }
 
 impl Table {
@@ -119,14 +112,16 @@ impl Table {
         None
     }
 
-    /// Removes the session of this client. Datagrams that wait are dropped for this reason.
-    pub(super) fn remove(&self, client: Origin, reason: Dropped) {
-        let mut flows = self.flows();
-        let Some(flow) = self.take(&mut flows, client) else {
-            return;
-        };
-        if let Path::Connecting(datagrams) = &flow.path {
-            datagrams.iter().for_each(|_| flow.stats.dropped(reason));
+    /// Removes the session of this client, and drops the datagrams that wait.
+    pub(super) fn remove(&self, client: Origin) {
+        let flow = self.take(&mut self.flows(), client);
+        if let Some(Flow {
+            path: Path::Connecting(datagrams),
+            stats,
+            ..
+        }) = &flow
+        {
+            datagrams.iter().for_each(|_| stats.dropped(Dropped::Unresolved));
         }
     }
 
@@ -149,9 +144,7 @@ fn bytes_of(datagrams: &[Box<[u8]>]) -> usize {
 impl Flows {
     /// Adds the session of a client, which must not have one.
     pub(super) fn insert(&mut self, client: Origin, flow: Flow) {
-        if let Entry::Vacant(entry) = self.of_clients.entry(client) {
-            entry.insert(flow);
-        }
+        self.of_clients.insert(client, flow);
     }
 
     /// Sends a datagram of this client, adds it to `gso`, keeps it until the session has a socket,
@@ -205,7 +198,7 @@ impl Flow {
         }
     }
 
-    pub(super) fn broken(&self) -> Arc<Broken> {
+    pub(super) fn broken(&self) -> Arc<SetOnce<Errno>> {
         Arc::clone(&self.broken)
     }
 
@@ -227,7 +220,8 @@ impl Flow {
             Err(errno) => {
                 self.stats.dropped(errno.into());
                 if says_nothing_receives(errno) {
-                    self.broken.set(errno);
+                    // The first error is enough.
+                    let _ = self.broken.set(errno);
                 }
             }
         }
@@ -238,22 +232,4 @@ impl Flow {
 /// errors concern one datagram, such as `EMSGSIZE` after the path has become narrower.
 pub(super) fn says_nothing_receives(errno: Errno) -> bool {
     matches!(errno, Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH)
-}
-
-impl Broken {
-    fn set(&self, errno: Errno) {
-        if self.by.set(errno).is_ok() {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Waits for the error. Cancel safe.
-    pub(super) async fn by(&self) -> Errno {
-        loop {
-            if let Some(errno) = self.by.get() {
-                return *errno;
-            }
-            self.changed.notified().await;
-        }
-    }
 }

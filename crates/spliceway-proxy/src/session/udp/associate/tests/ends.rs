@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::task::yield_now;
@@ -11,7 +12,8 @@ use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
 use crate::access::datagram_counts::Dropped;
-use crate::session::udp::associate::association::{AssociateEnd, AssociateSettings};
+use crate::kit::outcome::SessionEnd;
+use crate::session::udp::associate::association::AssociateSettings;
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// Returns the inode of the socket that is bound to this address, from the kernel's list. No other
@@ -68,7 +70,7 @@ async fn in_use() -> (Rig, Vec<String>) {
 async fn an_association_ends_with_its_connection_and_closes_every_socket() {
     let (rig, sockets) = in_use().await;
     drop(rig.connection);
-    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
+    assert_eq!(soon(rig.running).await.unwrap().end, SessionEnd::ClientEof);
     assert!(!sockets.iter().any(|socket| is_open(socket)));
 }
 
@@ -76,7 +78,7 @@ async fn an_association_ends_with_its_connection_and_closes_every_socket() {
 async fn a_half_close_by_the_client_ends_the_association() {
     let mut rig = Rig::new("127.0.0.1").await;
     rig.connection.shutdown().await.unwrap();
-    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
+    assert_eq!(soon(rig.running).await.unwrap().end, SessionEnd::ClientEof);
 }
 
 #[tokio::test]
@@ -84,10 +86,10 @@ async fn a_failed_connection_ends_the_association() {
     let (rig, sockets) = in_use().await;
     SockRef::from(&rig.connection).set_linger(Some(Duration::ZERO)).unwrap();
     drop(rig.connection);
-    match soon(rig.running).await.unwrap() {
-        AssociateEnd::ClientFailed(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
-        other => panic!("{other:?}"),
-    }
+    let outcome = soon(rig.running).await.unwrap();
+    assert_eq!(outcome.end, SessionEnd::ResetByClient);
+    let reset = std::io::Error::from(Errno::CONNRESET).to_string();
+    assert_eq!(outcome.cause, Some(reset.into()));
     assert!(!sockets.iter().any(|socket| is_open(socket)));
 }
 
@@ -95,7 +97,7 @@ async fn a_failed_connection_ends_the_association() {
 async fn an_association_can_be_stopped() {
     let (rig, sockets) = in_use().await;
     rig.stats.stop();
-    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::Stopped));
+    assert_eq!(soon(rig.running).await.unwrap().end, SessionEnd::Drained);
     assert!(!sockets.iter().any(|socket| is_open(socket)));
     assert_eq!(rig.stats.snapshot().up.datagrams, 2, "the counts stay");
 }
@@ -132,6 +134,6 @@ async fn an_association_ends_after_the_idle_timeout() {
     let dropped = Instant::now();
     pause();
     advance(idle / 2).await;
-    assert!(matches!(rig.running.await.unwrap(), AssociateEnd::Idle));
+    assert_eq!(rig.running.await.unwrap().end, SessionEnd::Idle);
     assert!(dropped.elapsed() < idle * 3 / 4);
 }

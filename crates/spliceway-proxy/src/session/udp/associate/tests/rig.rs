@@ -13,10 +13,11 @@ use tokio::time::timeout;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
 use crate::access::rates::SessionRates;
+use crate::kit::outcome::Outcome;
 use crate::net::datagrams::bind;
 use crate::reach::dial::DialError;
 use crate::session::destinations::Destinations;
-use crate::session::udp::associate::association::{AssociateEnd, AssociateSettings, Association};
+use crate::session::udp::associate::association::{AssociateSettings, Association};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
@@ -93,7 +94,7 @@ pub(super) struct Rig {
     /// The address to which the client must send its datagrams.
     pub(super) address: SocketAddr,
     pub(super) stats: DatagramStats,
-    pub(super) running: JoinHandle<AssociateEnd>,
+    pub(super) running: JoinHandle<Outcome>,
 }
 
 impl Rig {
