@@ -1,3 +1,5 @@
+use super::backend::Tried;
+use super::lease::NoLease;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::pin::pin;

@@ -1,6 +1,8 @@
 use super::super::tests::{any, backend, balancer_of, target};
 use super::*;
-use crate::reach::balance::{NoLease, Policy, Tried};
+use crate::reach::balance::Policy;
+use crate::reach::balance::backend::Tried;
+use crate::reach::balance::lease::NoLease;
 use crate::reach::dial::Families;
 
 const TTL: Duration = Duration::from_secs(60);
