@@ -113,7 +113,7 @@ impl Adopted {
     fn change_mode(&self, listeners: &mut [Listener], path: Box<Path>, before: Option<u32>, mode: Option<u32>) {
         for listener in listeners {
             if let Listener::Unix(Some(file), _) = listener {
-                file.gets_mode(mode);
+                file.set_next_mode(mode);
             }
         }
         let is_abstract = is_abstract(&path);

@@ -10,4 +10,5 @@ mod sockets;
 
 pub(crate) use batch::{Origin, Packet, with_scratch};
 pub(crate) use gso_batch::{GsoBatch, Route, send};
-pub(crate) use sockets::{bind, gather, open, readable, report_reached, system, towards};
+pub(crate) use sockets::{bind, gather, readable, system, towards};
+pub(super) use sockets::{new_socket, report_reached};

@@ -17,16 +17,6 @@ pub(crate) enum Stream {
     Unix(UnixStream),
 }
 
-impl Stream {
-    /// Returns the local address, if the address family has ports.
-    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Tcp(stream) => stream.local_addr().ok(),
-            Self::Unix(_) => None,
-        }
-    }
-}
-
 /// Makes the same call on either kind of socket.
 macro_rules! of_either {
     ($stream:expr, $socket:ident => $call:expr) => {
@@ -38,6 +28,14 @@ macro_rules! of_either {
 }
 
 impl Stream {
+    /// Returns the local address, if the address family has ports.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// Waits for readiness, like tokio's `TcpStream::ready`.
     pub(crate) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         of_either!(self, socket => socket.ready(interest).await)
@@ -67,32 +65,22 @@ impl From<UnixStream> for Stream {
     }
 }
 
-/// Makes the same poll call on either kind of stream.
-macro_rules! on_either {
-    ($stream:expr, $call:ident($($argument:expr),*)) => {
-        match $stream.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).$call($($argument),*),
-            Stream::Unix(stream) => Pin::new(stream).$call($($argument),*),
-        }
-    };
-}
-
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        on_either!(self, poll_read(cx, buf))
+        of_either!(self.get_mut(), stream => Pin::new(stream).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        on_either!(self, poll_write(cx, buf))
+        of_either!(self.get_mut(), stream => Pin::new(stream).poll_write(cx, buf))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_either!(self, poll_flush(cx))
+        of_either!(self.get_mut(), stream => Pin::new(stream).poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_either!(self, poll_shutdown(cx))
+        of_either!(self.get_mut(), stream => Pin::new(stream).poll_shutdown(cx))
     }
 }

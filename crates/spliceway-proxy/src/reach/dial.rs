@@ -23,8 +23,9 @@ pub(crate) use dialer::{DialSettings, Dialed, Dialer};
 pub(crate) use error::DialError;
 pub(crate) use request::{DialRequest, Passage};
 #[cfg(test)]
-pub(crate) use resolver::Families;
-pub(crate) use resolver::{LookupError, Member, MemberList, Memory, ResolverSettings};
+pub(super) use resolver::Families;
+pub(crate) use resolver::{LookupError, ResolverSettings};
+pub(super) use resolver::{Member, MemberList, Memory};
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
 

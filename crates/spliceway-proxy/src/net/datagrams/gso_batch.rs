@@ -53,7 +53,7 @@ impl GsoBatch {
         self.to
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         (self.to, self.datagrams) = (None, 0);
         self.bytes.clear();
     }

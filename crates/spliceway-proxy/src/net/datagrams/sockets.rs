@@ -31,7 +31,7 @@ pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> io::Result<UdpSo
 }
 
 /// Creates a socket. The caller must bind it to `address`.
-pub(crate) fn open(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
+pub(in crate::net) fn new_socket(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::DGRAM.nonblocking(),
@@ -44,7 +44,7 @@ pub(crate) fn open(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
 }
 
 fn bind_as(address: SocketAddr, settings: &SocketSettings) -> io::Result<UdpSocket> {
-    let socket = open(address, true)?;
+    let socket = new_socket(address, true)?;
     if let Some(interface) = &settings.interface {
         socket.bind_device(Some(interface.as_bytes()))?;
     }
@@ -64,7 +64,7 @@ pub(crate) fn gather(socket: &UdpSocket) {
 
 /// Lets each received datagram tell to which address of this machine it was sent. The answer must
 /// come from that address.
-pub(crate) fn report_reached(socket: &UdpSocket) -> io::Result<()> {
+pub(in crate::net) fn report_reached(socket: &UdpSocket) -> io::Result<()> {
     match socket.local_addr()? {
         SocketAddr::V4(_) => setsockopt(socket, sockopt::Ipv4PacketInfo, &true)?,
         // An IPv4 address is IPv4-mapped then.

@@ -13,7 +13,7 @@ use super::listening::{Listener, Transport};
 use super::options::{BACKLOG, socket_to_listen};
 use super::socket_file::{Ownership, SocketFile};
 use super::{abstract_socket, inherited};
-use crate::net::datagrams::open;
+use crate::net::datagrams;
 use spliceway_protocol::address::{ListenAddress, is_abstract};
 
 /// The receive buffer of a socket for the datagrams of all clients. The kernel lowers it to
@@ -154,7 +154,7 @@ fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
 /// Binds a socket for datagrams. It lacks `SO_REUSEADDR`, with which another program could take the
 /// datagrams.
 fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
-    let socket = open(address, v6_only)?;
+    let socket = datagrams::new_socket(address, v6_only)?;
     socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
     socket.bind(&address.into())?;
     Listener::of_datagrams(socket)

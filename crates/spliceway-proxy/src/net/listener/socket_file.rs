@@ -68,7 +68,7 @@ impl SocketFile {
             next_mode: None,
         };
         if fs::symlink_metadata(path)?.mode() & 0o7777 != mode {
-            set_mode(path, Some(mode))?;
+            set_mode(path, mode)?;
         }
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
@@ -87,7 +87,7 @@ impl SocketFile {
     }
 
     /// Records the mode that the file gets when it belongs to this process.
-    pub(crate) fn gets_mode(&mut self, mode: Option<u32>) {
+    pub(crate) fn set_next_mode(&mut self, mode: Option<u32>) {
         self.next_mode = Some(mode.unwrap_or(MODE));
     }
 
@@ -142,7 +142,7 @@ impl<'a> ModeChange<'a> {
         if both == self.from {
             return Ok(());
         }
-        set_mode(self.path, Some(both))
+        set_mode(self.path, both)
     }
 
     /// Sets the new mode. Call this when no client can get the old settings any more.
@@ -150,15 +150,15 @@ impl<'a> ModeChange<'a> {
         if self.to == self.from & self.to {
             return Ok(());
         }
-        set_mode(self.path, Some(self.to))
+        set_mode(self.path, self.to)
     }
 }
 
 /// Sets the mode of the socket at `path`. The file may have been replaced by a link or by another
 /// file, which keeps its mode.
-fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     if is_abstract(path) {
-        abstract_socket::set_mode(path, mode);
+        abstract_socket::set_mode(path, Some(mode));
         return Ok(());
     }
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -168,7 +168,7 @@ fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
     }
     // A descriptor of this kind has no call of its own that every kernel knows.
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());
-    fs::set_permissions(link, Permissions::from_mode(mode.unwrap_or(MODE)))
+    fs::set_permissions(link, Permissions::from_mode(mode))
 }
 
 /// Returns whether only the user of this program and root may connect to the socket at `path`. The
@@ -219,10 +219,10 @@ pub(super) mod tests {
     use tokio::net::UnixStream;
 
     /// A directory for one test. Dropping this value removes the directory.
-    pub(crate) struct Folder(PathBuf);
+    pub(in crate::net::listener) struct Folder(PathBuf);
 
     impl Folder {
-        pub(crate) fn new() -> Self {
+        pub(in crate::net::listener) fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let folder = std::env::temp_dir().join(format!("spliceway-{}-{number}", std::process::id()));
@@ -230,7 +230,7 @@ pub(super) mod tests {
             Self(folder)
         }
 
-        pub(crate) fn path(&self, name: &str) -> PathBuf {
+        pub(in crate::net::listener) fn path(&self, name: &str) -> PathBuf {
             self.0.join(name)
         }
     }
@@ -283,8 +283,8 @@ pub(super) mod tests {
         fs::write(&file, "theirs").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         std::os::unix::fs::symlink(&file, &path).unwrap();
-        set_mode(&path, Some(0o666)).unwrap_err();
-        set_mode(&file, Some(0o666)).unwrap_err();
+        set_mode(&path, 0o666).unwrap_err();
+        set_mode(&file, 0o666).unwrap_err();
         assert_eq!(mode(&file), 0o644);
     }
 

@@ -35,7 +35,7 @@ pub(crate) enum Probe {
 
 /// Why a check failed.
 #[derive(Debug)]
-pub(crate) enum Unhealthy {
+pub(super) enum Unhealthy {
     Unreachable(DialError),
     Io(io::Error),
     /// The answer, or the start of it.

@@ -144,7 +144,7 @@ impl Dialer {
     ///
     /// # Errors
     /// Returns an error if there is no address, or if the lookup fails or takes too long.
-    pub(crate) async fn members(
+    pub(in crate::reach) async fn members(
         &self,
         name: &str,
         port: u16,

@@ -85,7 +85,7 @@ impl DialError {
     }
 
     /// Returns whether this machine is at fault: it has no port, no memory or no descriptor left.
-    pub(crate) fn is_of_this_machine(&self) -> bool {
+    pub(in crate::reach) fn is_of_this_machine(&self) -> bool {
         match self {
             Self::Unresolved(error) => *error == LookupError::TooMany,
             Self::Unreachable(_, failed) => {

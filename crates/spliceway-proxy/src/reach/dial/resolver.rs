@@ -18,8 +18,8 @@ pub(super) use answer::{Found, Lookup, NO_NAME_DELAY, Pending, next_done, within
 pub(super) use lookup::Resolver;
 pub(crate) use lookup::ResolverSettings;
 #[cfg(test)]
-pub(crate) use members::Families;
-pub(crate) use members::{Member, MemberList, Memory};
+pub(in crate::reach) use members::Families;
+pub(in crate::reach) use members::{Member, MemberList, Memory};
 pub(super) use reading::{Reading, SearchEnd};
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ const INTERFACE_MAX_BYTES: usize = 15;
 /// The call that failed on a socket, and its error.
 #[derive(Debug)]
 pub(crate) struct SocketError {
-    pub(crate) call: Call,
-    pub(crate) error: io::Error,
+    pub(in crate::reach) call: Call,
+    pub(in crate::reach) error: io::Error,
 }
 
 /// A connection to a target, and what recognizes it if it comes back.
@@ -78,7 +78,7 @@ impl SocketSettings {
         address: SocketAddr,
         client: Option<IpAddr>,
     ) -> Result<Connected, SocketError> {
-        let socket = self.open(address.ip(), client)?;
+        let socket = self.new_socket(address.ip(), client)?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
         if let Some(silence) = self.keepalive {
             let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
@@ -95,7 +95,7 @@ impl SocketSettings {
             .map_err(Call::Connect.failed())
     }
 
-    fn open(&self, to: IpAddr, client: Option<IpAddr>) -> Result<Socket, SocketError> {
+    fn new_socket(&self, to: IpAddr, client: Option<IpAddr>) -> Result<Socket, SocketError> {
         // Checks of backends have no client.
         let client = client.filter(|_| self.keeps_client);
         let source = match client {

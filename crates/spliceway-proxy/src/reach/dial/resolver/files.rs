@@ -85,7 +85,7 @@ static SYSTEM: LazyLock<Arc<Files>> = LazyLock::new(|| {
 
 impl Files {
     /// Returns the files of this machine.
-    pub(super) fn of_system() -> Arc<Self> {
+    pub(super) fn system() -> Arc<Self> {
         Arc::clone(&SYSTEM)
     }
 
@@ -145,14 +145,14 @@ impl State {
         let mut ignored = Ignored::default();
         if let Some(text) = self.hosts.changed() {
             self.snapshot.hosts = Arc::new(Hosts::parse(&text, &mut ignored));
-            self.hosts.report(&ignored);
+            self.hosts.log_ignored(&ignored);
         }
         let mut is_new = false;
         let may_change = !self.snapshot.conf.options.no_reload;
         if let Some(text) = may_change.then(|| self.conf.changed()).flatten() {
             ignored = Ignored::default();
             let conf = ResolvConf::parse(&text, around, &mut ignored);
-            self.conf.report(&ignored);
+            self.conf.log_ignored(&ignored);
             is_new |= *self.snapshot.conf != conf;
             self.snapshot.conf = Arc::new(conf);
         }
@@ -241,7 +241,7 @@ impl Watched {
         Ok(Some(text))
     }
 
-    fn report(&self, ignored: &Ignored) {
+    fn log_ignored(&self, ignored: &Ignored) {
         if let Some((line, why)) = ignored.first {
             tracing::warn!(file = %self.path.display(), lines = ignored.count, line, why, "ignored bad lines of a file about names");
         }

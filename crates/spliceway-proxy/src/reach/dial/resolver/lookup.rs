@@ -75,7 +75,7 @@ impl Resolver {
             ResolverSettings::System => Servers::System,
             ResolverSettings::Servers(servers) => Servers::These(Arc::new(ResolvConf::with_servers(servers.clone()))),
         };
-        Self::with_files(from, Files::of_system(), descriptors)
+        Self::with_files(from, Files::system(), descriptors)
     }
 
     pub(super) fn with_files(from: Servers, files: Arc<Files>, descriptors: usize) -> Self {

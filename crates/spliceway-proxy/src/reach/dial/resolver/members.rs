@@ -36,36 +36,36 @@ const LATER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The members of a name, as one lookup has found them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct MemberList {
+pub(in crate::reach) struct MemberList {
     /// At least one, in ascending order.
-    pub(crate) members: Vec<Member>,
-    pub(crate) ttl: Duration,
+    pub(in crate::reach) members: Vec<Member>,
+    pub(in crate::reach) ttl: Duration,
     /// Why a part of the lookup failed. The last answer counts for this part.
-    pub(crate) failed: Option<LookupError>,
+    pub(in crate::reach) failed: Option<LookupError>,
     /// Whether there is no last answer for a failed part with IPv6 and IPv4 addresses. Members of
     /// that family may be missing.
-    pub(crate) unknown: Families,
+    pub(in crate::reach) unknown: Families,
     /// The number of records and addresses above the limit, which are not used.
-    pub(crate) left_out: usize,
+    pub(in crate::reach) left_out: usize,
 }
 
 /// A set of address families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Families([bool; 2]);
+pub(in crate::reach) struct Families([bool; 2]);
 
 /// An address that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Member {
-    pub(crate) address: SocketAddr,
+pub(in crate::reach) struct Member {
+    pub(in crate::reach) address: SocketAddr,
     /// The lowest priority is used first (RFC 2782). Without SRV, all priorities are 0.
-    pub(crate) priority: u16,
+    pub(in crate::reach) priority: u16,
     /// The weight of its SRV record. `None` without SRV.
-    pub(crate) weight: Option<u16>,
+    pub(in crate::reach) weight: Option<u16>,
 }
 
 /// The last answers for the hosts of a name.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(HashMap<(Box<str>, Family), Vec<IpAddr>>);
+pub(in crate::reach) struct Memory(HashMap<(Box<str>, Family), Vec<IpAddr>>);
 
 /// An answer for one host and one family: the addresses, and how long they are valid.
 type Answer = Result<(Vec<IpAddr>, Duration), LookupError>;
@@ -85,7 +85,10 @@ impl Resolver {
         caller: Caller,
     ) -> Result<MemberList, LookupError> {
         let pair = self.every_address(host, memory.patience(), caller).await;
-        let mut list = Gathered::default();
+        let mut list = MemberList {
+            ttl: Duration::MAX,
+            ..MemberList::default()
+        };
         let addresses = list.add(host, pair, memory);
         memory.keep(&[host.into()].into());
         let member = |ip| Member {
@@ -93,7 +96,7 @@ impl Resolver {
             priority: 0,
             weight: None,
         };
-        list.into_members(addresses.into_iter().map(member).collect(), 0)
+        list.with_members(addresses.into_iter().map(member).collect())
     }
 
     /// Returns every address of every SRV record of `name`. Cancel safe.
@@ -131,9 +134,10 @@ impl Resolver {
         let targets: HashSet<Box<str>> = records.iter().map(|(_, target, ..)| target.as_str().into()).collect();
         let targets: Vec<Box<str>> = targets.into_iter().collect();
         let pairs = self.look_up_targets(&now, &targets, memory.patience(), caller).await;
-        let mut list = Gathered {
+        let mut list = MemberList {
             ttl: reply.ttl,
-            ..Gathered::default()
+            left_out,
+            ..MemberList::default()
         };
         let mut found = HashMap::new();
         for (target, pair) in targets.iter().zip(pairs) {
@@ -149,7 +153,7 @@ impl Resolver {
                 weight: Some(*weight),
             }));
         }
-        list.into_members(members, left_out)
+        list.with_members(members)
     }
 
     /// Returns the servers to ask for SRV records, which the C library cannot look up.
@@ -271,24 +275,7 @@ impl Resolver {
     }
 }
 
-/// What the lookups of the hosts of a name have found together.
-struct Gathered {
-    ttl: Duration,
-    failed: Option<LookupError>,
-    unknown: Families,
-}
-
-impl Default for Gathered {
-    fn default() -> Self {
-        Self {
-            ttl: Duration::MAX,
-            failed: None,
-            unknown: Families::default(),
-        }
-    }
-}
-
-impl Gathered {
+impl MemberList {
     /// Adds the answers for a host. Returns its addresses: where an answer is missing, the last
     /// one.
     fn add(&mut self, host: &str, pair: Pair, memory: &mut Memory) -> Vec<IpAddr> {
@@ -317,30 +304,24 @@ impl Gathered {
         all
     }
 
-    fn into_members(self, mut members: Vec<Member>, left_out: usize) -> Result<MemberList, LookupError> {
+    fn with_members(mut self, mut members: Vec<Member>) -> Result<Self, LookupError> {
         members.sort_unstable_by_key(|member| (member.priority, member.address));
         members.dedup();
-        let left_out = left_out + members.len().saturating_sub(MEMBERS_MAX);
+        self.left_out += members.len().saturating_sub(MEMBERS_MAX);
         members.truncate(MEMBERS_MAX);
         if members.is_empty() {
             return Err(self.failed.unwrap_or(LookupError::NoAddress));
         }
-        Ok(MemberList {
-            members,
-            ttl: self.ttl,
-            failed: self.failed,
-            unknown: self.unknown,
-            left_out,
-        })
+        Ok(Self { members, ..self })
     }
 }
 
 impl Families {
     #[cfg(test)]
-    pub(crate) const V4: Self = Self([false, true]);
+    pub(in crate::reach) const V4: Self = Self([false, true]);
 
     /// Returns whether the set has the family of `ip`.
-    pub(crate) fn has(self, ip: IpAddr) -> bool {
+    pub(in crate::reach) fn has(self, ip: IpAddr) -> bool {
         self.0[Family::from(ip) as usize]
     }
 }

@@ -56,12 +56,12 @@ impl Plan {
             line.trim_start().strip_prefix("hosts")?.trim_start().strip_prefix(':')
         });
         match lines.next_back() {
-            Some(line) => Self::of_line(line),
+            Some(line) => Self::parse_line(line),
             None => Self::default(),
         }
     }
 
-    fn of_line(line: &str) -> Self {
+    fn parse_line(line: &str) -> Self {
         let mut plan = OwnPlan {
             sources: Vec::new(),
             ..OwnPlan::default()

@@ -77,7 +77,7 @@ impl Drop for Etc {
 fn asking_all(servers: &[&Server], options: impl Fn(&mut resolv_conf::Options)) -> Resolver {
     let mut conf = ResolvConf::with_servers(servers.iter().map(|server| server.address).collect());
     options(&mut conf.options);
-    Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 64)
+    Resolver::with_files(Servers::These(Arc::new(conf)), Files::system(), 64)
 }
 
 #[tokio::test]
@@ -251,7 +251,7 @@ async fn a_short_name_is_found_in_the_domain_that_has_it() {
     server.says("a.", Answer::has(&["2001:db8::9"], 60));
     let mut conf = ResolvConf::with_servers(vec![server.address]);
     conf.search = ["first.example.", "second.example."].map(Into::into).into();
-    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 16);
+    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::system(), 16);
     assert_eq!(all(&resolver, "a").await, ips(&["192.0.2.1"]));
     assert_eq!(all(&resolver, "a.").await, ips(&["2001:db8::9"]));
 }
@@ -333,7 +333,7 @@ async fn a_search_ends_at_a_name_about_which_no_server_answers() {
     let mut conf = ResolvConf::with_servers(vec![server.address]);
     conf.search = ["first.example.", "second.example."].map(Into::into).into();
     (conf.options.timeout, conf.options.attempts) = (Duration::ZERO, 1);
-    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 16);
+    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::system(), 16);
     assert_eq!(all(&resolver, "a").await, Err(LookupError::TimedOut));
     assert_eq!(server.asked("a.second.example."), 0);
     server.says("a.", Answer::has(&["192.0.2.2"], 60));

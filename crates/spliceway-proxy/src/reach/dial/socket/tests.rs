@@ -167,7 +167,7 @@ fn the_interface_setting_chooses_among_interfaces_of_one_network() {
             };
             // No host has this address. The local address shows which interface the kernel chose
             // for the connection.
-            let socket = settings.open([10, 78, 0, 9].into(), None).unwrap();
+            let socket = settings.new_socket([10, 78, 0, 9].into(), None).unwrap();
             let connecting = socket.connect(&SocketAddr::from(([10, 78, 0, 9], 9)).into());
             assert_eq!(
                 connecting.unwrap_err().raw_os_error(),
