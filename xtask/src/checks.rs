@@ -53,7 +53,8 @@ pub(crate) const RELEASE: Task = Task {
     steps: &[
         step(
             "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway \
-             --package spliceway-protocol --package spliceway-load --package spliceway-lab --package spliceway-proxy",
+             --package spliceway-protocol --package spliceway-load --package spliceway-lab --package spliceway-operator \
+             --package spliceway-proxy",
         ),
         step("cargo +MSRV check --target-dir target/msrv --package spliceway --all-features --package spliceway-proxy"),
         step(

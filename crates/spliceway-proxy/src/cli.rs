@@ -13,10 +13,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{DoctorCommand, Way};
+use spliceway_operator as operator;
 
-use crate::operator::reload::ReloadCommand;
-use crate::operator::status::StatusCommand;
-use crate::operator::users_command::UsersCommand;
 use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Settings, Source, settle};
 use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
@@ -36,13 +34,8 @@ pub(crate) enum Action {
     /// Say what is wrong with a file, and end with code 2.
     Refuse(String),
     HashPassword,
-    Status(StatusCommand),
-    Reload(ReloadCommand),
-    Users(UsersCommand),
-    /// Let the program behind this admin socket hand over to a new process.
-    Upgrade(PathBuf),
-    /// The view of the program behind this admin socket.
-    Top(PathBuf),
+    /// Send a command to the program behind this admin socket.
+    Operate(PathBuf, operator::Command),
     Doctor(DoctorCommand),
     Bench(Box<BenchCommand>),
     /// Be one of the relays that `bench` compares.
@@ -370,6 +363,12 @@ struct SocketArgs {
     admin: PathBuf,
 }
 
+impl SocketArgs {
+    fn operate(self, command: operator::Command) -> Result<Action, Refused> {
+        Ok(Action::Operate(self.admin, command))
+    }
+}
+
 impl Cli {
     /// Returns the action, with checked settings.
     ///
@@ -379,14 +378,12 @@ impl Cli {
         match self.command {
             Some(Command::HashPassword) => Ok(Action::HashPassword),
             Some(Command::Reload { socket, end_sessions }) => {
-                let socket = socket.admin;
-                Ok(Action::Reload(ReloadCommand { socket, end_sessions }))
+                socket.operate(operator::Command::Reload { end_sessions })
             }
-            Some(Command::Users { socket, reset }) => {
-                let socket = socket.admin;
-                Ok(Action::Users(UsersCommand { socket, reset }))
-            }
-            Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
+            Some(Command::Users { socket, reset }) => socket.operate(operator::Command::Users { reset }),
+            Some(Command::Upgrade(socket)) => socket.operate(operator::Command::Upgrade),
+            Some(Command::Top(socket)) => socket.operate(operator::Command::Top),
+            Some(Command::Status { socket, json }) => socket.operate(operator::Command::Status { json }),
             Some(Command::Doctor {
                 json,
                 exhaust,
@@ -398,11 +395,6 @@ impl Cli {
             })),
             Some(Command::Bench(command)) => Ok(Action::Bench(Box::new(command))),
             Some(Command::BenchRelay(command)) => Ok(Action::BenchRelay(command)),
-            Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
-            Some(Command::Status { socket, json }) => {
-                let socket = socket.admin;
-                Ok(Action::Status(StatusCommand { socket, json }))
-            }
             Some(Command::Completions { shell }) => Ok(Action::Print(generated::completions(Self::command(), shell))),
             Some(Command::Man { directory }) => Ok(match directory {
                 Some(directory) => Action::Write(directory, generated::pages(&Self::command())),

@@ -11,4 +11,3 @@ pub(crate) mod limits;
 pub(crate) mod named_file;
 pub(crate) mod outcome;
 pub(crate) mod refusal;
-pub(crate) mod text;

@@ -14,7 +14,6 @@ mod log;
 mod metrics;
 mod monitor;
 mod net;
-mod operator;
 mod reach;
 mod run;
 mod session;
@@ -29,7 +28,6 @@ use access::auth;
 use kit::health::Health;
 use kit::{created, limits};
 use net::listener;
-use operator::{reload, status, top, upgrade_command, users_command};
 use run::handover::Successor;
 use run::startup::CannotRun;
 use run::{drain, serve, startup};
@@ -62,11 +60,10 @@ fn start() -> ExitCode {
     listener::adopt_inherited();
     limits::survive_file_size();
     match cli::parse() {
-        cli::Action::Status(command) => status::run(&command),
-        cli::Action::Reload(command) => reload::run(&command),
-        cli::Action::Users(command) => users_command::run(&command),
-        cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
-        cli::Action::Top(socket) => top::run(socket),
+        cli::Action::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
+            log::announce(&format_args!("spliceway: {error}"));
+            ExitCode::FAILURE
+        }),
         cli::Action::Doctor(command) => ended(doctor::run(command, possible_sessions())),
         cli::Action::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
         cli::Action::BenchRelay(command) => {

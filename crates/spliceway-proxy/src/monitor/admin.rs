@@ -1,6 +1,5 @@
 //! The admin socket: HTTP and JSON on a Unix socket, for the operator of this program.
 
-pub(crate) mod client;
 mod query;
 pub(crate) mod view;
 
@@ -16,6 +15,7 @@ use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use spliceway_operator::api::{Said, SessionPage, UserPage};
 use tokio::time::Instant;
 
 use crate::monitor::control::{Control, NotDone, Order};
@@ -25,7 +25,6 @@ use crate::reach::balance::WEIGHT_MAX;
 use crate::session::sessions::Session;
 use crate::settings::config::LogLevelArg;
 use query::{Query, UserQuery};
-use view::{Said, SessionPage, SessionView, UserPage};
 
 /// The longest body of a request. A body is a log level or a weight.
 const BODY_MAX_BYTES: usize = 4 << 10;
@@ -80,7 +79,7 @@ impl Admin {
             (&Method::GET, ["v1", "sessions"]) => self.list(head.uri.query().unwrap_or_default()).await,
             (&Method::GET, ["v1", "sessions", id]) => {
                 let session = self.find(id).await?;
-                ok(&SessionView::of(&session, Instant::now()))
+                ok(&view::session(&session, Instant::now()))
             }
             (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
             (&Method::GET, ["v1", "users"]) => self.users(head.uri.query().unwrap_or_default()),
@@ -117,7 +116,7 @@ impl Admin {
                     page.next = Some(*slot);
                     return ok(&page);
                 }
-                page.sessions.push(SessionView::of(session, now));
+                page.sessions.push(view::session(session, now));
             }
             tokio::task::yield_now().await;
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use spliceway::{PipePool, Reason};
+use spliceway_operator::api;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::kit::health::State;
@@ -38,7 +39,7 @@ pub(crate) struct Overview {
     /// The last samples, the oldest first.
     samples: Mutex<VecDeque<Sample>>,
     /// The last state of the process that has handed over to this one.
-    before: Mutex<Option<Box<view::Status>>>,
+    before: Mutex<Option<Box<api::Status>>>,
 }
 
 /// A service and its listeners.
@@ -66,7 +67,7 @@ impl Overview {
     }
 
     /// Continues from the last [state](Self::status) of an earlier process.
-    pub(crate) fn continue_from(&self, before: view::Status) {
+    pub(crate) fn continue_from(&self, before: api::Status) {
         *self.before.lock() = Some(Box::new(before));
     }
 
@@ -128,16 +129,16 @@ impl Overview {
     }
 
     /// Returns the state now.
-    pub(crate) async fn status(&self) -> view::Status {
+    pub(crate) async fn status(&self) -> api::Status {
         let sample = self.sample().await;
         self.status_at(&sample)
     }
 
     /// Returns the state at the last sample, without what only the operator may see: listeners,
     /// backends, the process, and which part has failed.
-    pub(super) fn aggregates(&self) -> view::Status {
+    pub(super) fn aggregates(&self) -> api::Status {
         let Some(sample) = self.samples.lock().front().cloned() else {
-            return view::Status::default();
+            return api::Status::default();
         };
         let mut status = self.status_at(&sample);
         status.state = self.process.health.state().name().to_owned();
@@ -150,7 +151,7 @@ impl Overview {
         status
     }
 
-    fn status_at(&self, sample: &Sample) -> view::Status {
+    fn status_at(&self, sample: &Sample) -> api::Status {
         let state = self.process.health.state();
         let before = self.samples.lock().back().cloned();
         let before = before.filter(|before| before.at < sample.at);
@@ -177,22 +178,22 @@ impl Overview {
             .iter()
             .filter(|traffic| traffic.active() > 0 && !is_served(traffic.service()));
         let removed = removed.filter_map(|traffic| {
-            Some(view::ServiceStatus {
+            Some(api::ServiceStatus {
                 state: REMOVED.to_owned(),
                 ..counts(traffic)?
             })
         });
         let services: Vec<_> = running.chain(removed).collect();
-        let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
+        let sum = |of: fn(&api::ServiceStatus) -> u64| services.iter().map(of).sum();
         let uptime = sample.at.saturating_duration_since(self.started);
-        let mut status = view::Status {
+        let mut status = api::Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: Some(std::process::id()),
             started: view::when(SystemTime::now().checked_sub(self.started.elapsed())),
             uptime_seconds: uptime.as_secs_f64(),
             ready: self.is_ready(),
             state: state.to_string(),
-            sessions: view::SessionCounts {
+            sessions: api::SessionCounts {
                 active: sum(|service| service.sessions.active),
                 total: sum(|service| service.sessions.total),
                 waits: self.process.admission.waits(),
@@ -201,13 +202,13 @@ impl Overview {
             services,
             pipes: pipes(),
             fallbacks: fallbacks(&sample.totals),
-            limits: view::Limits {
+            limits: api::Limits {
                 sessions: self.process.admission.max() as u64,
                 descriptors: self.process.descriptors as u64,
                 pipes: PipePool::global().limits().max_pipes as u64,
                 pipe_pages: PipePool::global().limits().max_pages as u64,
             },
-            log: view::LogStatus {
+            log: api::LogStatus {
                 level: crate::log::level(),
                 lines_dropped: crate::log::lines_dropped(),
             },
@@ -215,7 +216,7 @@ impl Overview {
             users: self.process.metrics.accounts().statuses("", USERS),
         };
         if let Some(before) = &*self.before.lock() {
-            status.continue_from(before);
+            view::continue_status(&mut status, before);
         }
         status
     }
@@ -233,9 +234,9 @@ impl Overview {
 }
 
 /// Returns the state of a service that runs, with these counts.
-fn service(served: &Served, counts: view::ServiceStatus) -> view::ServiceStatus {
+fn service(served: &Served, counts: api::ServiceStatus) -> api::ServiceStatus {
     let service = &served.service;
-    view::ServiceStatus {
+    api::ServiceStatus {
         listen: served.listen.clone(),
         state: if service.accepting.is_on() {
             "accepting"
@@ -258,11 +259,11 @@ fn service(served: &Served, counts: view::ServiceStatus) -> view::ServiceStatus 
 }
 
 /// Returns what a service has counted, whether or not it runs.
-fn counts(traffic: &Traffic, totals: &Totals, before: Option<(&Totals, Duration)>) -> view::ServiceStatus {
+fn counts(traffic: &Traffic, totals: &Totals, before: Option<(&Totals, Duration)>) -> api::ServiceStatus {
     let (up, down) = (totals.bytes.up, totals.bytes.down);
-    view::ServiceStatus {
+    api::ServiceStatus {
         name: traffic.service().to_owned(),
-        sessions: view::SessionCounts {
+        sessions: api::SessionCounts {
             active: traffic.active(),
             total: totals.sessions,
             waits: 0,
@@ -275,13 +276,13 @@ fn counts(traffic: &Traffic, totals: &Totals, before: Option<(&Totals, Duration)
         lost_down: down.lost,
         datagrams_up: totals.datagrams.up.datagrams,
         datagrams_down: totals.datagrams.down.datagrams,
-        rates: before.map_or_else(view::Rates::default, |(before, time)| rates(totals, before, time)),
-        ..view::ServiceStatus::default()
+        rates: before.map_or_else(api::Rates::default, |(before, time)| rates(totals, before, time)),
+        ..api::ServiceStatus::default()
     }
 }
 
-fn backend(status: BackendStatus) -> view::Backend {
-    view::Backend {
+fn backend(status: BackendStatus) -> api::Backend {
+    api::Backend {
         name: status.name.into(),
         state: match status.state {
             BackendState::Up => "up",
@@ -309,10 +310,10 @@ fn bytes_down(totals: &Totals) -> u64 {
     totals.bytes.down.splice + totals.bytes.down.copy + totals.datagrams.down.bytes
 }
 
-fn rates(now: &Totals, before: &Totals, time: Duration) -> view::Rates {
+fn rates(now: &Totals, before: &Totals, time: Duration) -> api::Rates {
     let seconds = time.as_secs_f64();
     let per_second = |count: fn(&Totals) -> u64| count(now).saturating_sub(count(before)) as f64 / seconds;
-    view::Rates {
+    api::Rates {
         over_seconds: seconds,
         bytes_up: per_second(bytes_up),
         bytes_down: per_second(bytes_down),
@@ -321,8 +322,8 @@ fn rates(now: &Totals, before: &Totals, time: Duration) -> view::Rates {
     }
 }
 
-fn all<'a>(services: impl Iterator<Item = &'a view::Rates>) -> view::Rates {
-    services.fold(view::Rates::default(), |sum, rates| view::Rates {
+fn all<'a>(services: impl Iterator<Item = &'a api::Rates>) -> api::Rates {
+    services.fold(api::Rates::default(), |sum, rates| api::Rates {
         over_seconds: rates.over_seconds,
         bytes_up: sum.bytes_up + rates.bytes_up,
         bytes_down: sum.bytes_down + rates.bytes_down,
@@ -331,9 +332,9 @@ fn all<'a>(services: impl Iterator<Item = &'a view::Rates>) -> view::Rates {
     })
 }
 
-fn pipes() -> view::Pipes {
+fn pipes() -> api::Pipes {
     let stats = PipePool::global().stats();
-    view::Pipes {
+    api::Pipes {
         lent: stats.lent as u64,
         idle: stats.idle as u64,
         pages: stats.pages as u64,
@@ -343,11 +344,11 @@ fn pipes() -> view::Pipes {
     }
 }
 
-fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<view::Fallback> {
+fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<api::Fallback> {
     let counts = Reason::ALL
         .into_iter()
         .enumerate()
-        .map(|(place, reason)| view::Fallback {
+        .map(|(place, reason)| api::Fallback {
             reason: reason.to_string(),
             count: totals.values().map(|totals| totals.fallbacks[place]).sum(),
         });

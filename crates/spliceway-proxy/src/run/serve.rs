@@ -7,12 +7,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spliceway_operator::text;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::gate::Gate;
 use crate::kit::created;
 use crate::kit::health::{Health, State};
-use crate::kit::text;
 use crate::log;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;

@@ -9,7 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use serde::{Deserialize, Serialize};
+use spliceway_operator::api::{PeriodStatus, UserStatus};
 
 use super::calendar::Date;
 use super::{Account, Accounts, Usage, UserLimits};
@@ -18,37 +18,6 @@ use crate::access::rates::ByteRate;
 /// The users with a label of their own in metrics, in the order of their names. All others share
 /// one series, so that many users do not become many series.
 const LABELS_MAX: usize = 100;
-
-/// The account of a user, for the operator.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct UserStatus {
-    pub(crate) user: String,
-    pub(crate) sessions: u64,
-    /// The sessions that the user may have.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_conns: Option<u32>,
-    /// The bytes per second that the user may send and receive.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) rate_in: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) rate_out: Option<u64>,
-    /// What was used in the current periods, whether or not there is a quota.
-    pub(crate) used: Vec<PeriodStatus>,
-}
-
-/// The bytes of a user in a day or a month.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct PeriodStatus {
-    /// `day` or `month`.
-    pub(crate) period: String,
-    pub(crate) bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) quota: Option<u64>,
-    /// The time at which the period ends.
-    pub(crate) resets: String,
-}
 
 impl Accounts {
     /// Returns up to `most` users with accounts whose names are after `after`, in order.

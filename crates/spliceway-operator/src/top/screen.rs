@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::model::{Mode, Model, Row};
-use crate::kit::text::time;
-use crate::monitor::admin::view::{SessionView, Status};
-use crate::operator::status::{bytes, percent, share, uptime};
+use crate::api::SessionView;
+use crate::status::{fallbacks, share, uptime};
+use crate::text::{bytes, percent, time};
 
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;
@@ -39,10 +39,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
 
 fn summary(model: &Model) -> Vec<Line<'static>> {
     let status = &model.status;
-    let state = match status.ready {
-        true => Span::styled(format!("{}, ready", status.state), Style::new().fg(Color::Green)),
-        false => Span::styled(format!("{}, not ready", status.state), Style::new().fg(Color::Red)),
+    let (ready, color) = if status.ready {
+        ("ready", Color::Green)
+    } else {
+        ("not ready", Color::Red)
     };
+    let state = Span::styled(format!("{}, {ready}", status.state), Style::new().fg(color));
     let uptime = uptime(status);
     let rates = &status.rates;
     vec![
@@ -71,18 +73,6 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
         )),
         Line::default(),
     ]
-}
-
-fn fallbacks(status: &Status) -> String {
-    let all: Vec<String> = status
-        .fallbacks
-        .iter()
-        .map(|one| format!("{} {}", one.count, one.reason))
-        .collect();
-    match all.is_empty() {
-        true => "none".to_owned(),
-        false => all.join(", "),
-    }
 }
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
@@ -210,8 +200,8 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::monitor::admin::view::{Fallback, Limits, Pipes, Rates, SessionCounts};
-    use crate::operator::top::model::Update;
+    use crate::api::{Fallback, Limits, Pipes, Rates, SessionCounts, Status};
+    use crate::top::model::Update;
 
     /// Two answers, one second after another. The last two sessions do not relay yet.
     fn model() -> Model {
@@ -297,7 +287,7 @@ mod tests {
     #[test]
     fn the_screen_of_80_columns_is_that_of_the_documentation() {
         let screen = drawn(&mut model(), 80, 24);
-        let document = include_str!("../../../../../docs/operations.md");
+        let document = include_str!("../../../../docs/operations.md");
         let indented: String = screen
             .lines()
             .map(|line| format!("    {line}\n").replace("    \n", "\n"))

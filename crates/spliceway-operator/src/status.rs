@@ -1,43 +1,24 @@
 //! The command `spliceway status`: asks a running program how it is, and prints the answer.
 
 use std::fmt::{self, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 use std::time::Duration;
 
 use hyper::Method;
 
-use super::conversation::{answered, printed};
-use crate::access::accounts::UserStatus;
-use crate::kit::harmless::is_harmful;
-use crate::kit::text;
-use crate::monitor::admin::client::{self, NoAnswer};
-use crate::monitor::admin::view::{Rates, ServiceStatus, Status};
+use crate::api::{Rates, ServiceStatus, Status};
+use crate::client::{self, Error, PATIENCE};
+use crate::text::{bytes, is_harmful, percent, time};
+use crate::users;
 
-/// What the command line asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StatusCommand {
-    pub(crate) socket: PathBuf,
-    pub(crate) json: bool,
-}
-
-/// Prints the status. The code is 0 if the program answers and is ready.
-pub(crate) fn run(command: &StatusCommand) -> ExitCode {
-    let (status, text) = match answered(ask(&command.socket)) {
-        Ok(asked) => asked,
-        Err(code) => return code,
-    };
-    let text = if command.json { text } else { shown(&status) };
-    let code = printed(&text);
-    if status.ready { code } else { ExitCode::FAILURE }
-}
-
-async fn ask(socket: &Path) -> Result<(Status, String), NoAnswer> {
-    let body = client::request(socket, Method::GET, "/v1/status", client::PATIENCE).await?;
-    let unexpected = |error: &dyn fmt::Display| NoAnswer::unexpected(socket, error);
-    let status = client::parse(&body).map_err(|error| unexpected(&error))?;
+/// Returns the status for people or as JSON, and whether the program is ready.
+pub(crate) async fn text(socket: &Path, json: bool) -> Result<(String, bool), Error> {
+    let body = client::request(socket, Method::GET, "/v1/status", PATIENCE).await?;
+    let unexpected = |error: &dyn fmt::Display| Error::unexpected(socket, error);
+    let status: Status = client::parse(&body).map_err(|error| unexpected(&error))?;
     let text = String::from_utf8(body.into()).map_err(|error| unexpected(&error))?;
-    Ok((status, escaped(&text)))
+    let text = if json { escaped(&text) } else { shown(&status) };
+    Ok((text, status.ready))
 }
 
 /// Returns the same JSON without characters that a terminal obeys. Only its strings may have them.
@@ -93,17 +74,7 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         status.limits.pipe_pages,
         status.pipes.denied
     )?;
-    let fallbacks: Vec<String> = status
-        .fallbacks
-        .iter()
-        .map(|one| format!("{} {}", one.count, one.reason))
-        .collect();
-    let fallbacks = if fallbacks.is_empty() {
-        "none".to_owned()
-    } else {
-        fallbacks.join(", ")
-    };
-    writeln!(text, "fallbacks  {fallbacks}")?;
+    writeln!(text, "fallbacks  {}", fallbacks(status))?;
     writeln!(
         text,
         "log        level {}, {} lines dropped",
@@ -117,45 +88,7 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         return Ok(());
     }
     writeln!(text)?;
-    users(text, &status.users)
-}
-
-/// Writes a table of users, with the sessions that each may have, and a line for each period that
-/// has a quota.
-pub(crate) fn users(text: &mut String, users: &[UserStatus]) -> fmt::Result {
-    writeln!(
-        text,
-        "{:<20} {:>9} {:>9} {:>10} {:>6} {:>20}",
-        "USER", "SESSIONS", "USED", "QUOTA", "SHARE", "RESETS"
-    )?;
-    for user in users {
-        // A longer name does not fit.
-        let mut name: String = user.user.chars().take(20).collect();
-        let mut sessions = match user.max_conns {
-            Some(max) => format!("{}/{max}", user.sessions),
-            None => user.sessions.to_string(),
-        };
-        let has_quota = user.used.iter().any(|period| period.quota.is_some());
-        let shown = user.used.iter().filter(|period| match has_quota {
-            true => period.quota.is_some(),
-            false => period.period == "month",
-        });
-        for period in shown {
-            let quota = period.quota.map_or("-".to_owned(), |quota| bytes(quota as f64));
-            let share = period
-                .quota
-                .map_or("-".to_owned(), |quota| percent(period.bytes as f64, quota as f64));
-            writeln!(
-                text,
-                "{name:<20} {sessions:>9} {:>9} {quota:>10} {share:>6} {:>20}",
-                bytes(period.bytes as f64),
-                period.resets
-            )?;
-            // The second line is about the same user.
-            (name, sessions) = (String::new(), String::new());
-        }
-    }
-    Ok(())
+    users::table(text, &status.users)
 }
 
 fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
@@ -208,18 +141,14 @@ fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
     }
 }
 
-/// Returns a number of bytes with three digits and a unit.
-pub(crate) fn bytes(bytes: f64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut scaled = bytes;
-    for unit in &UNITS[..5] {
-        if scaled < 999.5 {
-            let digits = if scaled < 9.995 && *unit != "B" { 1 } else { 0 };
-            return format!("{scaled:.digits$} {unit}");
-        }
-        scaled /= 1024.0;
+/// Returns why directions copied, and how often.
+pub(crate) fn fallbacks(status: &Status) -> String {
+    if status.fallbacks.is_empty() {
+        return "none".to_owned();
     }
-    format!("{scaled:.0} {}", UNITS[5])
+    let all = status.fallbacks.iter();
+    let all: Vec<_> = all.map(|one| format!("{} {}", one.count, one.reason)).collect();
+    all.join(", ")
 }
 
 /// Returns the share of the bytes that are spliced now.
@@ -227,26 +156,16 @@ pub(crate) fn share(rates: &Rates) -> String {
     percent(rates.spliced, rates.bytes_up + rates.bytes_down)
 }
 
-/// Returns a share in per cent, or `-` of nothing.
-pub(crate) fn percent(part: f64, whole: f64) -> String {
-    match whole > 0.0 {
-        // A share that is not whole is never shown as 100 %.
-        true if part < whole => format!("{:.0} %", (100.0 * part / whole).min(99.0)),
-        true => "100 %".to_owned(),
-        false => "-".to_owned(),
-    }
-}
-
 /// Returns how long the program has run. A number that is no time is shown as 0 or as the longest.
 pub(crate) fn uptime(status: &Status) -> String {
     let seconds = status.uptime_seconds.max(0.0);
-    text::time(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    time(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::admin::view::{Fallback, Limits, LogStatus, Pipes, SessionCounts};
+    use crate::api::{Fallback, Limits, LogStatus, Pipes, SessionCounts};
 
     #[test]
     fn the_status_has_80_columns_even_with_large_numbers() {
@@ -309,24 +228,5 @@ mod tests {
         assert!(text.contains("up 1157d09h"), "{text}");
         assert!(text.contains("909 TiB"), "{text}");
         assert!(text.contains("fallbacks  12 pipe_budget"), "{text}");
-    }
-
-    #[test]
-    fn numbers_are_rounded_for_people() {
-        for (count, expected) in [
-            (0.0, "0 B"),
-            (999.0, "999 B"),
-            (1000.0, "1.0 KiB"),
-            (1536.0, "1.5 KiB"),
-            (10e6, "9.5 MiB"),
-            (5e12, "4.5 TiB"),
-        ] {
-            assert_eq!(bytes(count), expected);
-        }
-        assert_eq!(
-            (percent(0.0, 0.0), percent(999.0, 1000.0), percent(1.0, 1.0)),
-            ("-".into(), "99 %".into(), "100 %".into())
-        );
-        assert_eq!(text::time(Duration::from_secs(3_725)), "1h02m");
     }
 }

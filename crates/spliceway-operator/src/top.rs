@@ -10,10 +10,8 @@
 mod model;
 mod screen;
 
-use std::fmt::Display;
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -23,13 +21,13 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::crossterm::terminal::disable_raw_mode;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::conversation::failed;
-use crate::monitor::admin::client::{self, NoAnswer};
-use crate::monitor::admin::view::{Said, SessionPage, Status};
+use crate::api::{SessionPage, Status};
+use crate::client::{self, Error};
 use model::{Model, Update, Wish};
 
 /// The time between two answers.
@@ -44,8 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// sort.
 const PAGES_MAX: usize = 8;
 
-/// What the thread that asks the program reports.
-enum Report {
+/// What the main thread learns from the others.
+enum Message {
     Update(Box<Update>),
     Notice(String),
     /// A signal asks this command to end, or the terminal has gone.
@@ -53,41 +51,33 @@ enum Report {
 }
 
 /// Shows the program behind `socket` until the operator quits.
-pub(crate) fn run(socket: PathBuf) -> ExitCode {
-    match show(socket) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
-    }
-}
-
-fn show(socket: PathBuf) -> io::Result<()> {
+pub(crate) fn run(runtime: Runtime, socket: &Path) -> Result<(), Error> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Err(io::Error::other("top needs a terminal: use `spliceway status --json`"));
+        return Err(Error::new("top needs a terminal: use `spliceway status --json`"));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Without a first answer, the error stays on the ordinary screen.
-    let status = runtime.block_on(client::get::<Status>(&socket, "/v1/status"));
-    status.map_err(|error| io::Error::other(error.to_string()))?;
-    let ((reports, reported), (wishes, wished)) = (mpsc::channel(), unbounded_channel());
-    let ends = reports.clone();
+    runtime.block_on(client::get::<Status>(socket, "/v1/status"))?;
+    let socket = socket.to_owned();
+    let ((messages, received), (wishes, wished)) = (mpsc::channel(), unbounded_channel());
+    let ends = messages.clone();
     thread::Builder::new()
         .name("spliceway-ask".into())
-        .spawn(move || runtime.block_on(ask(&socket, &reports, wished)))?;
+        .spawn(move || runtime.block_on(follow(&socket, &messages, wished)))?;
     thread::Builder::new().name("spliceway-tty".into()).spawn(move || {
         await_hangup();
         end(&ends);
     })?;
     // From here on, a panic restores the terminal.
     let mut terminal = ratatui::try_init()?;
-    let shown = serve(&mut terminal, &reported, &wishes);
+    let shown = serve(&mut terminal, &received, &wishes);
     let restored = ratatui::try_restore();
-    shown.and(restored)
+    Ok(shown.and(restored)?)
 }
 
 /// Shows answers and handles keys.
 fn serve(
     terminal: &mut ratatui::DefaultTerminal,
-    reported: &mpsc::Receiver<Report>,
+    received: &mpsc::Receiver<Message>,
     wishes: &UnboundedSender<u64>,
 ) -> io::Result<()> {
     let mut model = Model::default();
@@ -105,7 +95,7 @@ fn serve(
             match event::read()? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => match model.key(key) {
                     Some(Wish::Quit) => return Ok(()),
-                    // If the thread has ended, the next look at its reports says so.
+                    // If the thread has ended, the next look at its messages says so.
                     Some(Wish::Close(id)) => drop(wishes.send(id)),
                     None => {}
                 },
@@ -113,10 +103,10 @@ fn serve(
             }
         }
         loop {
-            match reported.try_recv() {
-                Ok(Report::Update(update)) => model.update(*update),
-                Ok(Report::Notice(notice)) => model.say(notice),
-                Ok(Report::End) => return Ok(()),
+            match received.try_recv() {
+                Ok(Message::Update(update)) => model.update(*update),
+                Ok(Message::Notice(notice)) => model.say(notice),
+                Ok(Message::End) => return Ok(()),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
                     return Err(io::Error::other("the thread that asks the program has ended"));
@@ -143,8 +133,8 @@ fn await_hangup() {
     clippy::disallowed_methods,
     reason = "the main thread cannot end, and no bytes are in flight"
 )]
-fn end(reports: &mpsc::Sender<Report>) {
-    let _ = reports.send(Report::End);
+fn end(messages: &mpsc::Sender<Message>) {
+    let _ = messages.send(Message::End);
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         thread::park_timeout(until - Instant::now());
@@ -156,44 +146,44 @@ fn end(reports: &mpsc::Sender<Report>) {
 
 /// Asks the program once per second, and for what the operator wishes. Ends with a signal, or with
 /// the main thread.
-async fn ask(socket: &Path, reports: &mpsc::Sender<Report>, wished: UnboundedReceiver<u64>) {
+async fn follow(socket: &Path, messages: &mpsc::Sender<Message>, wished: UnboundedReceiver<u64>) {
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] = signals else {
         return;
     };
     tokio::select! {
-        _ = terminate.recv() => end(reports),
-        _ = interrupt.recv() => end(reports),
-        _ = hangup.recv() => end(reports),
+        _ = terminate.recv() => end(messages),
+        _ = interrupt.recv() => end(messages),
+        _ = hangup.recv() => end(messages),
         // A slow answer does not delay the end of a session.
-        () = end_sessions(socket, reports, wished) => {}
-        () = watch(socket, reports) => {}
+        () = end_sessions(socket, messages, wished) => {}
+        () = watch(socket, messages) => {}
     }
 }
 
-async fn end_sessions(socket: &Path, reports: &mpsc::Sender<Report>, mut wished: UnboundedReceiver<u64>) {
+async fn end_sessions(socket: &Path, messages: &mpsc::Sender<Message>, mut wished: UnboundedReceiver<u64>) {
     while let Some(id) = wished.recv().await {
-        let _ = reports.send(Report::Notice(close(socket, id).await));
+        let _ = messages.send(Message::Notice(close(socket, id).await));
     }
 }
 
-async fn watch(socket: &Path, reports: &mpsc::Sender<Report>) {
+async fn watch(socket: &Path, messages: &mpsc::Sender<Message>) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = None;
     loop {
         ticks.tick().await;
-        let report = match update(socket, &mut last).await {
-            Ok(update) => Report::Update(Box::new(update)),
-            Err(error) => Report::Notice(text(&error)),
+        let message = match update(socket, &mut last).await {
+            Ok(update) => Message::Update(Box::new(update)),
+            Err(error) => Message::Notice(error.to_string()),
         };
-        if reports.send(report).is_err() {
+        if messages.send(message).is_err() {
             return;
         }
     }
 }
 
-async fn update(socket: &Path, last: &mut Option<Instant>) -> Result<Update, NoAnswer> {
+async fn update(socket: &Path, last: &mut Option<Instant>) -> Result<Update, Error> {
     let status = client::get(socket, "/v1/status").await?;
     let (mut sessions, mut next) = (Vec::new(), Some(0));
     let now = Instant::now();
@@ -213,15 +203,6 @@ async fn update(socket: &Path, last: &mut Option<Instant>) -> Result<Update, NoA
 
 async fn close(socket: &Path, id: u64) -> String {
     let path = format!("/v1/sessions/{id}");
-    match client::request(socket, Method::DELETE, &path, client::PATIENCE).await {
-        Ok(body) => match client::parse(&body) {
-            Ok(Said::Done(done)) => done,
-            _ => format!("session {id} is closing"),
-        },
-        Err(error) => text(&error),
-    }
-}
-
-fn text(error: &dyn Display) -> String {
-    error.to_string()
+    let closing = client::order(socket, Method::DELETE, &path, client::PATIENCE).await;
+    closing.unwrap_or_else(|error| error.to_string())
 }

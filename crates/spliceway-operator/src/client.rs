@@ -1,4 +1,4 @@
-//! The other side of the admin socket: one request of a command of this program.
+//! One request to the admin socket of a running program.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -17,27 +17,39 @@ use spliceway_protocol::address::system_path;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::view::Said;
-use crate::kit::harmless::harmless;
+use crate::api::Said;
+use crate::text::harmless;
 
 /// The time limit for one answer, except that of an upgrade.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest answer. A page of 1,000 sessions has about 350 KiB.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
 
-/// Why there is no answer, as a sentence.
+/// Why a command has failed, as a sentence.
 #[derive(Debug)]
-pub(crate) struct NoAnswer(String);
+pub struct Error(String);
 
-impl NoAnswer {
+impl Error {
+    pub(crate) fn new(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+
     pub(crate) fn unexpected(socket: &Path, error: &dyn fmt::Display) -> Self {
         Self(format!("{}: unexpected answer: {error}", socket.display()))
     }
 }
 
-impl fmt::Display for NoAnswer {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
     }
 }
 
@@ -45,16 +57,16 @@ impl fmt::Display for NoAnswer {
 ///
 /// # Errors
 /// Returns a sentence if there is no answer, or if the program refuses the request.
-pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<Bytes, NoAnswer> {
+pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<Bytes, Error> {
     let answered = timeout(patience, exchange(socket, method, path)).await;
     let (status, body) = answered.unwrap_or_else(|_| {
         let path = socket.display();
-        Err(NoAnswer(format!("{path}: no answer within {}s", patience.as_secs())))
+        Err(Error(format!("{path}: no answer within {}s", patience.as_secs())))
     })?;
     if status.is_success() {
         return Ok(body);
     }
-    Err(NoAnswer(match parse(&body) {
+    Err(Error(match parse(&body) {
         Ok(Said::Error(why)) => why,
         _ => format!("{}: unexpected answer {status}", socket.display()),
     }))
@@ -64,9 +76,22 @@ pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience:
 ///
 /// # Errors
 /// As [`request`], and if the answer has another form than expected.
-pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, NoAnswer> {
+pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, Error> {
     let body = request(socket, Method::GET, path, PATIENCE).await?;
-    parse(&body).map_err(|error| NoAnswer::unexpected(socket, &error))
+    parse(&body).map_err(|error| Error::unexpected(socket, &error))
+}
+
+/// Sends an order and returns what the program has done, as a sentence.
+///
+/// # Errors
+/// As [`get`].
+pub(crate) async fn order(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<String, Error> {
+    let body = request(socket, method, path, patience).await?;
+    match parse(&body) {
+        Ok(Said::Done(done)) => Ok(done),
+        Ok(Said::Error(why)) => Err(Error(why)),
+        Err(error) => Err(Error::unexpected(socket, &error)),
+    }
 }
 
 /// Returns the value of an answer. Its texts may come from clients of the program, so they have no
@@ -91,7 +116,7 @@ fn make_harmless(value: &mut Value) {
     }
 }
 
-fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {
+fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
     let help = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -99,11 +124,11 @@ fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {
         }
         _ => "",
     };
-    NoAnswer(format!("{path}: {error}{help}"))
+    Error(format!("{path}: {error}{help}"))
 }
 
-async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), NoAnswer> {
-    let named = |error: &dyn fmt::Display| NoAnswer(format!("{}: {error}", socket.display()));
+async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), Error> {
+    let named = |error: &dyn fmt::Display| Error(format!("{}: {error}", socket.display()));
     let stream = UnixStream::connect(system_path(socket))
         .await
         .map_err(|error| unreachable(socket, &error))?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
 
-use crate::monitor::admin::view::{SessionView, Status};
+use crate::api::{SessionView, Status};
 
 /// The longest filter, which fits into the last line of a screen of 80 columns.
 const FILTER_MAX: usize = 40;

@@ -1,0 +1,224 @@
+//! What the admin socket says, as JSON: docs/admin.md describes it. The program writes these types,
+//! and the commands read them.
+#![expect(missing_docs, reason = "a field without a comment has a name that says it")]
+
+use serde::{Deserialize, Serialize};
+
+/// The state of the program.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    pub started: String,
+    pub uptime_seconds: f64,
+    /// `serving`, `draining`, or `failed: PART`.
+    pub state: String,
+    pub ready: bool,
+    pub sessions: SessionCounts,
+    pub rates: Rates,
+    pub services: Vec<ServiceStatus>,
+    pub pipes: Pipes,
+    /// Reasons for which directions copied, without those that never occurred.
+    pub fallbacks: Vec<Fallback>,
+    pub limits: Limits,
+    pub log: LogStatus,
+    /// Whether the last update of the quota file has worked. `None` if there is no such file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quotas_are_saved: Option<bool>,
+    /// The first users with limits, in the order of their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserStatus>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SessionCounts {
+    pub active: u64,
+    pub total: u64,
+    /// How often a listener had to wait for a session to end.
+    pub waits: u64,
+}
+
+/// What happened per second, over the last seconds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rates {
+    pub over_seconds: f64,
+    pub bytes_up: f64,
+    pub bytes_down: f64,
+    /// The spliced bytes of both directions.
+    pub spliced: f64,
+    pub sessions: f64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServiceStatus {
+    pub name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub listen: Vec<String>,
+    /// `accepting`, `draining`, or `removed` while sessions of a removed service still run.
+    pub state: String,
+    pub sessions: SessionCounts,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub spliced_up: u64,
+    pub spliced_down: u64,
+    pub lost_up: u64,
+    pub lost_down: u64,
+    pub datagrams_up: u64,
+    pub datagrams_down: u64,
+    pub rates: Rates,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub backends: Vec<Backend>,
+    /// Clients that wait for a backend.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub waiting: u64,
+}
+
+/// One of several backends of a forwarder.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Backend {
+    pub name: String,
+    /// `up`, `draining`, `ejected` or `down`.
+    pub state: String,
+    pub weight: u32,
+    pub backup: bool,
+    pub sessions: u64,
+    /// Connections, failures and ejections so far.
+    pub connections: u64,
+    pub failures: u64,
+    pub ejections: u64,
+}
+
+/// The pipe pool.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pipes {
+    pub lent: u64,
+    pub idle: u64,
+    pub pages: u64,
+    pub created: u64,
+    pub reused: u64,
+    pub denied: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fallback {
+    pub reason: String,
+    pub count: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    pub sessions: u64,
+    pub descriptors: u64,
+    pub pipes: u64,
+    pub pipe_pages: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogStatus {
+    pub level: String,
+    pub lines_dropped: u64,
+}
+
+/// A page of the list of sessions.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SessionPage {
+    pub sessions: Vec<SessionView>,
+    /// The value of `after` for the next page.
+    pub next: Option<usize>,
+}
+
+/// A page of the list of users.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserPage {
+    pub users: Vec<UserStatus>,
+    /// The value of `after` for the next page.
+    pub next: Option<String>,
+}
+
+/// The account of a user, for the operator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UserStatus {
+    pub user: String,
+    pub sessions: u64,
+    /// The sessions that the user may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_conns: Option<u32>,
+    /// The bytes per second that the user may send and receive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_in: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_out: Option<u64>,
+    /// What was used in the current periods, whether or not there is a quota.
+    pub used: Vec<PeriodStatus>,
+}
+
+/// The bytes of a user in a day or a month.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeriodStatus {
+    /// `day` or `month`.
+    pub period: String,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<u64>,
+    /// The time at which the period ends.
+    pub resets: String,
+}
+
+/// One open session.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SessionView {
+    pub id: u64,
+    pub service: String,
+    /// An address and a port, or `unix`.
+    pub client: String,
+    pub user: Option<String>,
+    /// The share of a quota that the user has used, in all sessions.
+    pub quota_used: Option<f64>,
+    pub protocol: Option<String>,
+    /// The name of a server that a TLS client stated.
+    pub sni: Option<String>,
+    pub target: Option<String>,
+    pub dialled: Option<String>,
+    pub started: String,
+    pub duration_ms: u64,
+    pub connect_ms: Option<u64>,
+    /// `handshake`, `dial`, `relay`, or `closing` after a request to close it.
+    pub state: String,
+    /// The time since bytes were last seen to move.
+    pub idle_ms: Option<u64>,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub spliced_up: u64,
+    pub spliced_down: u64,
+    /// Why bytes that might have been spliced were copied.
+    pub fallback_up: Option<String>,
+    pub fallback_down: Option<String>,
+}
+
+/// An answer without data: what was done, or what is wrong.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Said {
+    #[serde(rename = "done")]
+    Done(String),
+    #[serde(rename = "error")]
+    Error(String),
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}

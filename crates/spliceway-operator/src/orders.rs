@@ -1,0 +1,43 @@
+//! The commands `spliceway reload` and `spliceway upgrade`.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use hyper::Method;
+
+use crate::api::Status;
+use crate::client::{self, Error};
+
+/// The time limit for a reload. A name to listen on may have to be looked up.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit for an upgrade. A new process starts meanwhile.
+const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Lets the program reload, and returns what changed.
+pub(crate) async fn reload(socket: &Path, end_sessions: bool) -> Result<String, Error> {
+    let path = if end_sessions {
+        "/v1/reload?end-sessions"
+    } else {
+        "/v1/reload"
+    };
+    let done = client::order(socket, Method::POST, path, RELOAD_PATIENCE).await?;
+    Ok(done + "\n")
+}
+
+/// Lets the program hand over to a new process, and prints each step.
+pub(crate) async fn upgrade(socket: &Path) -> Result<(), Error> {
+    let before: Status = client::get(socket, "/v1/status").await?;
+    let (pid, active) = (before.pid.unwrap_or_default(), before.sessions.active);
+    say(&format!("process {pid} hands over {active} sessions"));
+    say(&client::order(socket, Method::POST, "/v1/upgrade", UPGRADE_PATIENCE).await?);
+    let after: Status = client::get(socket, "/v1/status").await?;
+    let (pid, active) = (after.pid.unwrap_or_default(), after.sessions.active);
+    say(&format!("process {pid} is {}, with {active} sessions", after.state));
+    Ok(())
+}
+
+fn say(line: &str) {
+    // A closed stdout only loses this line. The exit code tells the result.
+    let _ = writeln!(io::stdout(), "{line}");
+}

@@ -1,0 +1,85 @@
+//! Values in words, and text from other processes and from clients, made harmless for terminals and
+//! logs.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Returns a time with at most two units.
+pub fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// Returns a number of bytes with three digits and a unit.
+pub(crate) fn bytes(bytes: f64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut scaled = bytes;
+    for unit in &UNITS[..5] {
+        if scaled < 999.5 {
+            let digits = if scaled < 9.995 && *unit != "B" { 1 } else { 0 };
+            return format!("{scaled:.digits$} {unit}");
+        }
+        scaled /= 1024.0;
+    }
+    format!("{scaled:.0} {}", UNITS[5])
+}
+
+/// Returns a share in per cent, or `-` of nothing.
+pub(crate) fn percent(part: f64, whole: f64) -> String {
+    if whole > 0.0 && part < whole {
+        // A share that is not whole is never shown as 100 %.
+        format!("{:.0} %", (100.0 * part / whole).min(99.0))
+    } else if whole > 0.0 {
+        "100 %".to_owned()
+    } else {
+        "-".to_owned()
+    }
+}
+
+/// Returns whether a terminal obeys this character instead of showing it: a control character, or
+/// one that changes the direction of the text around it.
+pub(crate) fn is_harmful(char: char) -> bool {
+    const DIRECTIONS: [char; 12] = [
+        '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}',
+        '\u{2067}', '\u{2068}', '\u{2069}',
+    ];
+    char.is_control() || DIRECTIONS.contains(&char)
+}
+
+/// Returns the text with a replacement for each harmful character.
+pub fn harmless(text: &str) -> Cow<'_, str> {
+    if text.contains(is_harmful) {
+        text.replace(is_harmful, "\u{fffd}").into()
+    } else {
+        text.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_rounded_for_people() {
+        for (count, expected) in [
+            (0.0, "0 B"),
+            (999.0, "999 B"),
+            (1000.0, "1.0 KiB"),
+            (1536.0, "1.5 KiB"),
+            (10e6, "9.5 MiB"),
+            (5e12, "4.5 TiB"),
+        ] {
+            assert_eq!(bytes(count), expected);
+        }
+        assert_eq!(
+            (percent(0.0, 0.0), percent(999.0, 1000.0), percent(1.0, 1.0)),
+            ("-".into(), "99 %".into(), "100 %".into())
+        );
+        assert_eq!(time(Duration::from_secs(3_725)), "1h02m");
+    }
+}
