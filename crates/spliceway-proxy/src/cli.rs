@@ -1,7 +1,9 @@
 //! Defines the command line: its options, their values and their help texts.
 
+mod action;
 mod args;
 mod generated;
+mod hash_password;
 mod print;
 #[cfg(test)]
 mod tests;
@@ -16,31 +18,12 @@ use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
 
 use crate::settings::config::{Config, KindArg, admin_path};
-use crate::settings::{Origin, Settings, Source, settle};
+use crate::settings::{Origin, Source, settle};
+use action::Action;
 use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
 
 #[cfg(test)]
 pub(crate) use tests::typed;
-
-/// The action that the command line requests.
-#[derive(Debug)]
-pub(crate) enum Action {
-    /// Serve with settings from this source.
-    Serve(Box<Settings>, Source),
-    /// Print a text that the command has made.
-    Print(String),
-    /// Write these files, each with its name, into this directory.
-    Write(PathBuf, Vec<(String, String)>),
-    /// Say what is wrong with a file, and end with code 2.
-    Refuse(String),
-    HashPassword,
-    /// Send a command to the program behind this admin socket.
-    Operate(PathBuf, operator::Command),
-    Doctor(DoctorCommand),
-    Bench(Box<BenchCommand>),
-    /// Be one of the relays that `bench` compares.
-    BenchRelay(RelayCommand),
-}
 
 /// Why a command line does not lead to an action.
 #[derive(Debug)]

@@ -5,5 +5,6 @@ pub(crate) mod handover;
 mod instance;
 mod notify;
 mod orders;
+pub(crate) mod process;
 pub(crate) mod serve;
 pub(crate) mod startup;

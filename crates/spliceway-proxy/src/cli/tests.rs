@@ -3,6 +3,7 @@
 use clap::Parser;
 
 use super::*;
+use crate::settings::Settings;
 
 pub(crate) fn typed(line: &str) -> Result<Settings, String> {
     let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;

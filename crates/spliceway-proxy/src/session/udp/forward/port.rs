@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use super::client_side::ClientSide;
 use super::session::{Seat, Session};
 use super::table::Flow;
-use crate::access::admission::Admission;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::kit::alive::Alive;
 use crate::log::LogThrottle;

@@ -1,0 +1,81 @@
+//! What a command line asks for, and how the program does it.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
+use spliceway_lab::doctor::{self, DoctorCommand};
+
+use super::hash_password;
+use crate::kit::limits;
+use crate::log;
+use crate::run::process;
+use crate::settings::{Settings, Source};
+
+/// The action that the command line requests.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Serve with settings from this source.
+    Serve(Box<Settings>, Source),
+    /// Print a text that the command has made.
+    Print(String),
+    /// Write these files, each with its name, into this directory.
+    Write(PathBuf, Vec<(String, String)>),
+    /// Say what is wrong with a file, and end with code 2.
+    Refuse(String),
+    HashPassword,
+    /// Send a command to the program behind this admin socket.
+    Operate(PathBuf, spliceway_operator::Command),
+    Doctor(DoctorCommand),
+    Bench(Box<BenchCommand>),
+    /// Be one of the relays that `bench` compares.
+    BenchRelay(RelayCommand),
+}
+
+impl Action {
+    pub(crate) fn carry_out(self) -> ExitCode {
+        match self {
+            Self::Serve(settings, source) => process::serve(*settings, source),
+            Self::Print(text) => ended(io::stdout().write_all(text.as_bytes()).map(success)),
+            Self::Write(folder, files) => ended(write_files(&folder, &files).map(success)),
+            Self::Refuse(problem) => process::refuse(&problem),
+            Self::HashPassword => hash_password::run(),
+            Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
+                log::announce(&format_args!("spliceway: {error}"));
+                ExitCode::FAILURE
+            }),
+            Self::Doctor(command) => ended(doctor::run(command, possible_sessions())),
+            Self::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
+            Self::BenchRelay(command) => {
+                let served = limits::raise_descriptors(None).and_then(|_| bench::serve(&command));
+                ended(served.map(success))
+            }
+        }
+    }
+}
+
+/// Writes these files, each with its name.
+fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
+    for (name, text) in files {
+        let path = folder.join(name);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        std::fs::write(&path, text).map_err(named)?;
+    }
+    Ok(())
+}
+
+/// Returns how many sessions a service could have at the same time. A service raises its soft limit
+/// on descriptors, so only the hard limit matters.
+fn possible_sessions() -> usize {
+    let descriptors = limits::raise_descriptors(None).unwrap_or(0);
+    limits::Descriptors::of(descriptors, 1).sessions()
+}
+
+fn success((): ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+fn ended(result: io::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| process::failed(&error.into()))
+}

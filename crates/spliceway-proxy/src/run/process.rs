@@ -1,0 +1,110 @@
+//! The process of a service: from its settings to its exit code.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::kit::health::Health;
+use crate::kit::{created, limits};
+use crate::log;
+use crate::run::drain;
+use crate::run::handover::Successor;
+use crate::run::serve;
+use crate::run::startup::{self, CannotRun};
+use crate::settings::{Settings, Source};
+
+/// The longest time that the program waits at its end for threads that the runtime cannot stop,
+/// such as a name lookup.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The exit code for bad usage and for unsafe settings.
+pub(crate) const USAGE: u8 = 2;
+/// The exit code after a stop that cut sessions.
+const CUT: u8 = 3;
+/// The warning about a limit that ends every long run.
+const CPU_TIME: &str = "the system limits the CPU time of this process (RLIMIT_CPU): at the limit, the program stops";
+
+/// Serves until the program stops. A process that an upgrade has started takes over.
+pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
+    let successor = match Successor::from_stdin() {
+        Ok(successor) => successor,
+        Err(wrong) => return failed(&CannotRun::Unsafe(wrong)),
+    };
+    if let Err(error) = startup::check_threads(settings.workers.get()) {
+        if let Some(successor) = successor {
+            successor.refuse(&error);
+        }
+        return failed(&error.into());
+    }
+    let health = Health::new();
+    let cpu_time = limits::cpu_time();
+    match log::start(&settings.log, &health) {
+        Ok(_flushes) => {
+            if let Some(limit) = cpu_time {
+                tracing::warn!(?limit, "{CPU_TIME}");
+            }
+            let ended = run(settings, source, successor, &health);
+            // The program has written its files for the last time.
+            created::remove();
+            match ended {
+                Ok(0) => ExitCode::SUCCESS,
+                Ok(_) => ExitCode::from(CUT),
+                Err(error) => failed(&error),
+            }
+        }
+        Err(error) => {
+            created::remove();
+            failed(&error.into())
+        }
+    }
+}
+
+/// Serves, and returns the number of sessions that the stop of the program has cut.
+fn run(settings: Settings, source: Source, successor: Option<Successor>, health: &Health) -> Result<u64, CannotRun> {
+    let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
+    let mut builder = match settings.workers.get() {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        workers => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(workers);
+            builder
+        }
+    };
+    let runtime = builder.enable_all().build()?;
+    let served = runtime.block_on(async {
+        log::reopen_at_signal(health)?;
+        serve::run(settings, source, successor, descriptors, health).await
+    });
+    // This cuts the remaining sessions. Each one writes its record.
+    runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
+    let process = served?;
+    // No session counts bytes any more.
+    process.accounts.finish();
+    let cut = process.metrics.cut();
+    if cut > 0 {
+        tracing::warn!("stopped: cut {}", drain::sessions(cut));
+    }
+    Ok(cut)
+}
+
+/// Says what is wrong with a configuration. A process that waits for this one to take over learns
+/// it, too.
+pub(crate) fn refuse(problem: &str) -> ExitCode {
+    log::announce(&problem);
+    if let Ok(Some(successor)) = Successor::from_stdin() {
+        successor.refuse(&problem);
+    }
+    ExitCode::from(USAGE)
+}
+
+/// Says why the program ends.
+pub(crate) fn failed(error: &CannotRun) -> ExitCode {
+    let remedy = match error {
+        CannotRun::System(error) => startup::remedy(error),
+        _ => "",
+    };
+    log::announce(&format_args!("spliceway: {error}{remedy}"));
+    match error {
+        CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
+        CannotRun::Unsafe(_) => ExitCode::from(USAGE),
+    }
+}
