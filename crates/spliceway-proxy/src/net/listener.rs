@@ -7,10 +7,12 @@ mod listening;
 mod options;
 mod socket_file;
 
-pub(crate) use bind::{adopted, bind, does_for};
+pub(super) use bind::adopted;
+pub(crate) use bind::{bind, does_for};
 pub(crate) use inherited::adopt as adopt_inherited;
 #[cfg(test)]
 pub(crate) use listening::closes;
 pub(crate) use listening::{Accepted, Listener, Transport, reset};
 pub(crate) use options::{KEEPALIVE, socket_to_listen};
-pub(crate) use socket_file::{ModeChange, OTHERS_MAY_CONNECT, Ownership, SocketFile};
+pub(super) use socket_file::Ownership;
+pub(crate) use socket_file::{ModeChange, OTHERS_MAY_CONNECT, SocketFile};

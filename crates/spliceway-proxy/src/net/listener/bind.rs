@@ -59,7 +59,7 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
 
 /// Returns the listener of a socket that another process opened for `address`. Its file belongs to
 /// this process when `ownership` says so.
-pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress, ownership: &Ownership) -> io::Result<Listener> {
+pub(in crate::net) fn adopted(socket: OwnedFd, address: &ListenAddress, ownership: &Ownership) -> io::Result<Listener> {
     let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is no listener");
     let options = SockRef::from(&socket);
     if options.r#type()? == Type::DGRAM && matches!(options.domain()?, Domain::IPV4 | Domain::IPV6) {

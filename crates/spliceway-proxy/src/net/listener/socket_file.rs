@@ -29,7 +29,7 @@ static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// Whether this process owns the files of the sockets that it has received. Until then, they belong
 /// to the process that hands over.
-pub(crate) type Ownership = Arc<AtomicBool>;
+pub(in crate::net) type Ownership = Arc<AtomicBool>;
 
 /// The file of a socket that this process listens on. Dropping this value removes the file if it
 /// belongs to this process, and if the path still refers to the same file.
@@ -87,7 +87,7 @@ impl SocketFile {
     }
 
     /// Records the mode that the file gets when it belongs to this process.
-    pub(crate) fn set_next_mode(&mut self, mode: Option<u32>) {
+    pub(in crate::net) fn set_next_mode(&mut self, mode: Option<u32>) {
         self.next_mode = Some(mode.unwrap_or(MODE));
     }
 

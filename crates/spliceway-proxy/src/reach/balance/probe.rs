@@ -8,7 +8,6 @@ use std::str::FromStr;
 use spliceway_protocol::address::Target;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::net::stream::Stream;
 use crate::reach::dial::{DialError, Dialed};
 
 /// The most bytes of an answer that are looked at.
@@ -46,11 +45,7 @@ pub(super) enum Unhealthy {
 impl Probe {
     /// Checks a backend. A check of HTTP asks for `host`.
     pub(super) async fn run(&self, dialed: Dialed, introduction: &[u8], host: &Target) -> Result<(), Unhealthy> {
-        let Dialed { stream, early, .. } = dialed;
-        match stream {
-            Stream::Tcp(stream) => self.talk(stream, early, introduction, host).await,
-            Stream::Unix(stream) => self.talk(stream, early, introduction, host).await,
-        }
+        self.talk(dialed.stream, dialed.early, introduction, host).await
     }
 
     async fn talk(
