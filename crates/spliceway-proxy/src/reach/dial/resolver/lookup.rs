@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::answer::{Found, Lookup, LookupError, Pending, both, joined, within};
 use super::files::{Files, Snapshot};
 use super::nsswitch::{OwnPlan, Plan, Source};
-use super::permits::{Permit, Permits};
+use super::permits::Permits;
 use super::query::query_addresses;
 use super::reading::{Origin, Reading, SearchEnd, by_dns, by_system, known, loopback_of};
 use super::resolv_conf::ResolvConf;
@@ -116,11 +116,8 @@ impl Resolver {
     /// name has a final dot. Then it does not find names in `/etc/hosts`, either.
     pub(in crate::reach::dial) fn readings(&self, host: &str, only_whole: bool) -> Vec<Reading> {
         let host = host.to_ascii_lowercase();
-        let Some(now) = self.current() else {
-            return vec![by_system(host, only_whole)];
-        };
-        // `current` has checked the plan.
-        let Plan::Own(plan) = &*now.plan else {
+        let now = self.current();
+        let Some((now, Plan::Own(plan))) = now.as_ref().map(|now| (now, &*now.plan)) else {
             return vec![by_system(host, only_whole)];
         };
         let in_files = || now.hosts.get(&host).map(<[IpAddr]>::to_vec);
@@ -235,16 +232,7 @@ impl Resolver {
     }
 
     async fn look_up_family(&self, name: &str, family: Family, now: Snapshot, first: usize, caller: Caller) -> Found {
-        let reply = if family == Family::V6 && now.conf.options.no_aaaa {
-            Ok((Vec::new(), false))
-        } else if let Some(addresses) = self.cached(name, family, now.generation) {
-            Ok((addresses, false))
-        } else {
-            match self.query_permits.take(caller.client, caller.deadline).await {
-                Ok(permit) => self.query(name, family, &now, first, permit).await,
-                Err(error) => Err(error),
-            }
-        };
+        let reply = self.addresses(name, family, now, first, caller).await;
         let no_such_name = matches!(reply, Ok((_, true)));
         Found {
             family,
@@ -266,16 +254,23 @@ impl Resolver {
         Some(addresses.to_vec())
     }
 
-    /// Queries the servers and caches the answer for its TTL. Returns whether there is no such
-    /// name, too.
-    async fn query(
+    /// Returns the addresses of one family: those of the cache, or else those of an answer, which is
+    /// cached for its TTL. Returns whether a server has said that there is no such name, too.
+    async fn addresses(
         &self,
         name: &str,
         family: Family,
-        now: &Snapshot,
+        now: Snapshot,
         first: usize,
-        _permit: Permit,
+        caller: Caller,
     ) -> Result<(Vec<IpAddr>, bool), LookupError> {
+        if family == Family::V6 && now.conf.options.no_aaaa {
+            return Ok((Vec::new(), false));
+        }
+        if let Some(addresses) = self.cached(name, family, now.generation) {
+            return Ok((addresses, false));
+        }
+        let _permit = self.query_permits.take(caller.client, caller.deadline).await?;
         let reply = query_addresses(&now.conf, first, name, family).await?;
         let addresses = reply.addresses();
         let mut cached = self.cache.lock();
