@@ -35,7 +35,6 @@ use stderr::{LOG, LogWriter, Look, STARTED, Stderr};
 
 pub(crate) use access::{AccessLog, record, reopen_at_signal, reopens};
 pub(crate) use line::{Format, Line};
-pub(crate) use queue::{dropped, lines_dropped};
 pub(crate) use stderr::announce;
 pub(crate) use throttle::LogThrottle;
 
@@ -103,6 +102,11 @@ pub(crate) fn start(settings: &LogSettings, health: &Health) -> io::Result<Flush
         health.panics(thread);
     }));
     Ok(Flush)
+}
+
+/// Returns the number of lines that each log has dropped.
+pub(crate) fn dropped() -> [(&'static str, u64); 2] {
+    [("main", LOG.dropped()), ("access", access::LINES.dropped())]
 }
 
 /// Sets the level of the log. Returns `false` if the log has not started.

@@ -2,135 +2,80 @@
 //!
 //! The session counters change when an event happens. The byte counters do not, because each relay
 //! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
-//! ([`Traffic`]).
+//! ([`Traffic`]). It also adds the counters of the process that has handed over to this one.
 
-mod backends;
-mod continued;
+mod connect_times;
 mod exposition;
 mod process;
+mod samples;
 mod series;
 mod services;
 mod traffic;
 
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
-use crate::access::accounts::{Accounts, UserSeries};
+use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
 use crate::kit::outcome::SessionEnd;
 use crate::reach::balance::Balancer;
-use backends::Backends;
-use continued::Continued;
+use connect_times::ConnectTimes;
 pub(crate) use exposition::Exposition;
 pub(crate) use process::Process;
-use series::LiveSeries;
-use services::AllTraffic;
+use samples::Labels;
+pub(crate) use samples::Samples;
+pub(crate) use series::BEGUN;
+use series::Now;
+use services::{AllTraffic, KEPT_FOR};
 pub(crate) use traffic::{Totals, Traffic};
-
-/// The upper bounds of the buckets for the connect time, in seconds. They range from a neighbour in
-/// the same rack to the default connect timeout.
-const CONNECT_BUCKETS: [f64; 14] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-];
 
 /// What the name of every metric begins with.
 const PREFIX: &str = "spliceway";
-/// The values of `result` in the metric of reloads.
-const RELOADED: &str = "ok";
-const REFUSED: &str = "refused";
 
 /// All metrics of this process.
 pub(crate) struct Metrics {
     started: SystemTime,
-    registry: Registry,
-    connect_seconds: Histogram,
-    accept_errors: Family<ErrnoLabel, Counter>,
-    reloads: Family<ReloadLabel, Counter>,
+    connect_times: ConnectTimes,
+    /// The failures of accept(2) by errno.
+    accept_errors: Mutex<BTreeMap<&'static str, u64>>,
+    /// The reloads that are in force, and those that were refused.
+    reloaded: AtomicU64,
+    refused: AtomicU64,
     admission: Arc<Admission>,
     accounts: Arc<Accounts>,
     /// The traffic of each service that has series.
     traffic: AllTraffic,
     /// The backends of the services that run now.
     balancers: Mutex<Vec<Arc<Balancer>>>,
-    /// The counters of the process that has handed over to this one.
-    continued: Continued,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReloadLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ErrnoLabel {
-    errno: &'static str,
+    /// The counters of the process that has handed over to this one, and when they came.
+    earlier: Mutex<(Samples, Option<Instant>)>,
 }
 
 impl Metrics {
     pub(crate) fn new(admission: Arc<Admission>, accounts: Arc<Accounts>) -> Self {
-        let metrics = Self {
+        Self {
             started: SystemTime::now(),
-            registry: Registry::with_prefix(PREFIX),
-            connect_seconds: Histogram::new(CONNECT_BUCKETS),
-            accept_errors: Family::default(),
-            reloads: Family::default(),
+            connect_times: ConnectTimes::default(),
+            accept_errors: Mutex::default(),
+            reloaded: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             admission,
             accounts,
             traffic: AllTraffic::default(),
             balancers: Mutex::default(),
-            continued: Continued::default(),
-        };
-        // This creates the series, so that they are 0 before the first reload.
-        for result in [RELOADED, REFUSED] {
-            drop(metrics.reloads.get_or_create(&ReloadLabel { result }));
+            earlier: Mutex::default(),
         }
-        metrics.registered()
-    }
-
-    /// Registers the metrics. The library appends `_total` to counters and the unit to the
-    /// histogram.
-    fn registered(mut self) -> Self {
-        let registry = &mut self.registry;
-        let version = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
-        registry.register("build", "The running build", Info::new(version.to_vec()));
-        registry.register_with_unit(
-            "connect",
-            "Time to look up and connect to a target, for successful attempts",
-            Unit::Seconds,
-            self.connect_seconds.clone(),
-        );
-        registry.register(
-            "accept_errors",
-            "Failed calls of accept(2), by errno",
-            self.accept_errors.clone(),
-        );
-        registry.register(
-            "log_lines_dropped",
-            "Lines dropped because the reader or the disk was too slow or a write failed, by log",
-            crate::log::dropped(),
-        );
-        registry.register(
-            "log_reopens",
-            "Signals to open the file of the access log again, by result",
-            crate::log::reopens(),
-        );
-        registry.register(
-            "reloads",
-            "Reloads of the configuration, by result",
-            self.reloads.clone(),
-        );
-        self
     }
 
     /// Returns the traffic of the service with this name. A name that still has series continues.
@@ -165,8 +110,8 @@ impl Metrics {
     }
 
     pub(crate) fn reloaded(&self, is_in_force: bool) {
-        let result = if is_in_force { RELOADED } else { REFUSED };
-        self.reloads.get_or_create(&ReloadLabel { result }).inc();
+        let count = if is_in_force { &self.reloaded } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of open sessions of all services.
@@ -183,11 +128,11 @@ impl Metrics {
     }
 
     pub(crate) fn connected(&self, time: Duration) {
-        self.connect_seconds.observe(time.as_secs_f64());
+        self.connect_times.observe(time);
     }
 
     pub(crate) fn accept_failed(&self, errno: &'static str) {
-        self.accept_errors.get_or_create(&ErrnoLabel { errno }).inc();
+        *self.accept_errors.lock().entry(errno).or_insert(0) += 1;
     }
 
     /// Asks the kernel about this process, for [`Self::text`]. The call may block.
@@ -197,34 +142,79 @@ impl Metrics {
 
     /// Returns the current metrics in the OpenMetrics text format.
     pub(crate) async fn text(&self, process: Process) -> Result<String, fmt::Error> {
-        let mut text = self.totals().await?;
+        let mut own = Registry::with_prefix(PREFIX);
+        own.register_collector(Box::new(self.now().await));
+        let mut text = String::new();
+        text::encode_registry(&mut text, &own)?;
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process));
         text::encode(&mut text, &registry)?;
         Ok(text)
     }
 
-    /// Returns the metrics that do not describe the process. [`LiveSeries`] defines the names and
-    /// help texts of those that it collects.
-    pub(crate) async fn totals(&self) -> Result<String, fmt::Error> {
-        self.sweep();
-        let mut live = Registry::with_prefix(PREFIX);
-        let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
-        live.register_collector(Box::new(series));
-        live.register_collector(Box::new(UserSeries(Arc::clone(&self.accounts))));
-        let balancers = self.balancers.lock();
-        live.register_collector(Box::new(Backends::of(&balancers)));
-        drop(balancers);
-        let mut text = String::new();
-        text::encode_registry(&mut text, &self.registry)?;
-        text::encode_registry(&mut text, &live)?;
-        let services: Vec<_> = self.traffic.all().iter().map(|traffic| traffic.service()).collect();
-        Ok(self.continued.add_to(text, &services, Instant::now()))
+    /// Returns all counters as JSON, for a process that [continues](Self::continue_from) them.
+    pub(crate) async fn totals(&self) -> serde_json::Result<String> {
+        serde_json::to_string(&self.now().await.counters)
     }
 
-    /// Continues from the [totals](Self::totals) of an earlier process.
+    /// Continues from the [totals](Self::totals) of an earlier process. Its last ones count.
     pub(crate) fn continue_from(&self, totals: &str) {
-        self.continued.replace(totals, Instant::now());
+        match serde_json::from_str(totals) {
+            Ok(counters) => *self.earlier.lock() = (counters, Some(Instant::now())),
+            Err(error) => tracing::warn!(%error, "the old process has other counters: they begin again"),
+        }
+    }
+
+    /// Passes on the counters of the process that has handed over to this one.
+    pub(crate) fn with_earlier(&self, see: impl FnOnce(&Samples)) {
+        see(&self.earlier.lock().0);
+    }
+
+    /// Returns what is counted now, together with the earlier process.
+    async fn now(&self) -> Now {
+        self.sweep();
+        let mut now = Now::default();
+        now.traffic(&self.traffic).await;
+        now.admission(&self.admission);
+        now.log();
+        now.pool();
+        now.users(&self.accounts);
+        now.backends(&self.balancers.lock());
+        let counters = &mut now.counters;
+        self.connect_times.count(counters);
+        for (errno, count) in &*self.accept_errors.lock() {
+            counters.add("accept_errors", &[("errno", errno)], *count);
+        }
+        for (result, count) in [("ok", &self.reloaded), ("refused", &self.refused)] {
+            counters.add("reloads", &[("result", result)], count.load(Ordering::Relaxed));
+        }
+        let (earlier, since) = &*self.earlier.lock();
+        let is_late = since.is_some_and(|since| since.elapsed() >= KEPT_FOR);
+        let services: Vec<_> = self.traffic.all().iter().map(|traffic| traffic.service()).collect();
+        counters.add_earlier(earlier, |labels| is_late && is_gone(labels, &services));
+        now
+    }
+}
+
+/// Returns whether this process, with these services, can have no such sample any more. It has one
+/// for every backend and every user that it knows.
+fn is_gone(labels: &Labels, services: &[&str]) -> bool {
+    labels.iter().any(|(name, value)| match &**name {
+        "service" => !services.contains(&value.as_str()),
+        name => matches!(name, "backend" | "user"),
+    })
+}
+
+impl Collector for Now {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let build = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
+        encoder
+            .encode_descriptor("build", "The running build", None, MetricType::Info)?
+            .encode_info(&build)?;
+        connect_times::encode(&self.counters, &mut encoder)?;
+        self.counters
+            .encode(&mut encoder, MetricType::Counter, series::COUNTERS)?;
+        self.gauges.encode(&mut encoder, MetricType::Gauge, series::GAUGES)
     }
 }
 
@@ -275,5 +265,64 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
+    }
+
+    fn metrics() -> Metrics {
+        Metrics::new(Admission::new("sessions", 10, None), Arc::default())
+    }
+
+    fn session(metrics: &Metrics, service: &'static str) {
+        let traffic = metrics.traffic(service);
+        traffic.session_began();
+        traffic.session_ended(SessionEnd::Idle);
+    }
+
+    #[tokio::test]
+    async fn counters_and_histograms_continue_and_gauges_do_not() {
+        let (before, now) = (metrics(), metrics());
+        session(&before, "here");
+        before.traffic("here").session_began();
+        session(&now, "here");
+        for (metrics, millis) in [(&before, 3), (&now, 4)] {
+            metrics.accept_failed("EMFILE");
+            metrics.connected(Duration::from_millis(millis));
+        }
+        now.continue_from(&before.totals().await.unwrap());
+        // The text of an older process changes nothing.
+        now.continue_from("# TYPE a counter\na_total 1\n");
+        let text = now.text(Process::default()).await.unwrap();
+        for line in [
+            r#"spliceway_connections_active{service="here"} 0"#,
+            r#"spliceway_connections_total{service="here",end="idle"} 2"#,
+            r#"spliceway_accept_errors_total{errno="EMFILE"} 2"#,
+            r#"spliceway_connect_seconds_bucket{le="0.0025"} 0"#,
+            r#"spliceway_connect_seconds_bucket{le="0.005"} 2"#,
+            r#"spliceway_connect_seconds_bucket{le="+Inf"} 2"#,
+            "spliceway_connect_seconds_sum 0.007",
+            "spliceway_connect_seconds_count 2",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_only_the_earlier_process_had_is_shown_for_a_while() {
+        let (before, now) = (metrics(), metrics());
+        session(&before, "here");
+        session(&before, "gone");
+        before.accept_failed("EMFILE");
+        let _here = now.traffic("here");
+        now.continue_from(&before.totals().await.unwrap());
+        for is_late in [false, true] {
+            let counters = now.now().await.counters;
+            let idle = |service| counters.get("connections", &[("service", service), ("end", "idle")]);
+            assert_eq!((idle("here"), idle("gone")), (1, u64::from(!is_late)));
+            assert_eq!(counters.get("accept_errors", &[("errno", "EMFILE")]), 1);
+            // Advances because the clock is paused.
+            tokio::time::advance(KEPT_FOR).await;
+        }
+        let is_gone = |name: &'static str, value: &str| is_gone(&vec![(name.into(), value.to_owned())], &["here"]);
+        assert!(is_gone("service", "gone") && is_gone("backend", "here") && is_gone("user", "here"));
+        assert!(!is_gone("service", "here") && !is_gone("errno", "EMFILE"));
     }
 }

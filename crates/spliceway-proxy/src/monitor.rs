@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod control;
+mod earlier;
 mod http_server;
 pub(crate) mod overview;
 pub(crate) mod servers;

@@ -31,7 +31,6 @@ use calendar::{Date, Usage};
 use file::{File, Updated};
 pub(crate) use limits::{AllLimits, Quota, Quotas, UserLimits};
 use saving::Saving;
-pub(crate) use series::UserSeries;
 use snapshot::Change;
 
 /// The accounts of all users.

@@ -4,12 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::thread;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,8 +39,10 @@ const MODE: u32 = 0o640;
 const STACK_BYTES: usize = 256 << 10;
 
 static ACCESS: OnceLock<Access> = OnceLock::new();
-static LINES: LazyLock<Lines> = LazyLock::new(|| Lines::of_log("access"));
-static REOPENS: LazyLock<Family<ReopenLabel, Counter>> = LazyLock::new(Family::default);
+pub(super) static LINES: LazyLock<Lines> = LazyLock::new(Lines::default);
+/// How often a signal has opened the file again, and how often that has failed.
+static REOPENED: AtomicU64 = AtomicU64::new(0);
+static NOT_REOPENED: AtomicU64 = AtomicU64::new(0);
 
 /// What has been started.
 #[derive(Clone, Copy)]
@@ -60,11 +60,6 @@ enum Place {
         is_file: bool,
     },
     Nowhere,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ReopenLabel {
-    result: &'static str,
 }
 
 /// Opens the access log, and starts its thread if it needs one.
@@ -160,18 +155,9 @@ pub(crate) fn reopen_at_signal(health: &Health) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the counters of files that were opened again.
-pub(crate) fn reopens() -> Family<ReopenLabel, Counter> {
-    // This creates the series, so that they are 0 before the first signal.
-    for is_open in [true, false] {
-        reopens_with(is_open).inc_by(0);
-    }
-    REOPENS.clone()
-}
-
-fn reopens_with(is_open: bool) -> Counter {
-    let result = if is_open { "ok" } else { "failed" };
-    REOPENS.get_or_create(&ReopenLabel { result }).clone()
+/// Returns how often a signal was to open the file again, by result.
+pub(crate) fn reopens() -> [(&'static str, u64); 2] {
+    [("ok", &REOPENED), ("failed", &NOT_REOPENED)].map(|(result, count)| (result, count.load(Ordering::Relaxed)))
 }
 
 /// The destination of the thread.
@@ -222,7 +208,8 @@ impl Destination for Output {
             return false;
         };
         let again = OpenFile::open(open.path.clone());
-        reopens_with(again.is_ok()).inc();
+        let count = if again.is_ok() { &REOPENED } else { &NOT_REOPENED };
+        count.fetch_add(1, Ordering::Relaxed);
         match again {
             Ok(again) => {
                 *open = again;

@@ -2,12 +2,9 @@
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::{self, Write};
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use tokio::time::Instant;
 
 /// The limit on lines that wait for the thread, enough for about 13,000 session records. In
@@ -21,20 +18,13 @@ const KEEP_BYTES: usize = 64 << 10;
 /// instead of 85 µs.
 const BATCH_TIME: Duration = Duration::from_millis(5);
 
-static DROPPED: LazyLock<Family<LogLabel, Counter>> = LazyLock::new(Family::default);
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct LogLabel {
-    log: &'static str,
-}
-
 /// The lines that wait for one destination.
 #[derive(Default)]
 pub(super) struct Lines {
     queue: Mutex<Queue>,
     pushed: Condvar,
     written: Condvar,
-    pub(super) dropped: Counter,
+    dropped: AtomicU64,
 }
 
 #[derive(Default)]
@@ -87,21 +77,13 @@ pub(super) enum Report {
 }
 
 impl Lines {
-    /// Creates the queue of the log with this name, which counts its dropped lines.
-    pub(super) fn of_log(log: &'static str) -> Self {
-        Self {
-            dropped: dropped_of(log),
-            ..Self::default()
-        }
-    }
-
     /// Adds a line to the queue. If there is no room, the line is dropped, so this method never
     /// waits for the reader.
     pub(super) fn push(&self, line: &[u8]) {
         let mut queue = self.queue();
         if !queue.lines.add(line) {
             queue.unreported += 1;
-            self.dropped.inc();
+            self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
         if std::mem::take(&mut queue.idle) {
@@ -120,7 +102,7 @@ impl Lines {
                 failure = sink.write_line(line).err();
                 if let Some(error) = &failure {
                     unreported += 1;
-                    self.dropped.inc();
+                    self.dropped.fetch_add(1, Ordering::Relaxed);
                     sink.to.failed(error);
                 }
             }
@@ -180,6 +162,11 @@ impl Lines {
         let mut queue = self.queue();
         self.written.wait_while_for(&mut queue, |queue| !queue.idle, patience);
         queue.flushing = false;
+    }
+
+    /// Returns the number of dropped lines.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
     }
 
     /// Locks the queue.
@@ -255,22 +242,6 @@ impl<D: Destination> Sink<D> {
             Report::Line(line) => self.write_line(line.as_bytes()).is_ok(),
         }
     }
-}
-
-/// Returns the counters of dropped lines.
-pub(crate) fn dropped() -> Family<LogLabel, Counter> {
-    // This creates the series, so that they are 0 before the first drop.
-    drop((dropped_of("main"), dropped_of("access")));
-    DROPPED.clone()
-}
-
-/// Returns the number of dropped lines of both logs.
-pub(crate) fn lines_dropped() -> u64 {
-    dropped_of("main").get() + dropped_of("access").get()
-}
-
-fn dropped_of(log: &'static str) -> Counter {
-    DROPPED.get_or_create(&LogLabel { log }).clone()
 }
 
 #[cfg(test)]
@@ -356,7 +327,7 @@ mod tests {
         for _ in 0..7 {
             log.push(long.as_bytes());
         }
-        assert_eq!(log.dropped.get(), 3);
+        assert_eq!(log.dropped(), 3);
         assert_eq!(reader.read(), "first\n");
         for _ in 0..4 {
             assert!(reader.read() == long);
@@ -374,7 +345,7 @@ mod tests {
         for _ in 0..QUEUE_MAX_LINES + 5 {
             log.push(b"\n");
         }
-        assert_eq!(log.dropped.get(), 5);
+        assert_eq!(log.dropped(), 5);
     }
 
     #[test]
@@ -391,7 +362,7 @@ mod tests {
         assert_eq!(reader.read(), "\n", "a line that was cut ends here");
         let report = reader.read();
         assert_eq!(report, "2 lines were dropped\n");
-        assert_eq!(log.dropped.get(), 2);
+        assert_eq!(log.dropped(), 2);
     }
 
     #[test]

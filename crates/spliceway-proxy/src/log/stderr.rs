@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::line::{Format, Line};
 use super::queue::{Destination, Lines, Report};
 
-pub(super) static LOG: LazyLock<Lines> = LazyLock::new(|| Lines::of_log("main"));
+pub(super) static LOG: LazyLock<Lines> = LazyLock::new(Lines::default);
 pub(super) static STARTED: OnceLock<Look> = OnceLock::new();
 
 /// How the lines on stderr look.

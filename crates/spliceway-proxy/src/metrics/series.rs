@@ -1,228 +1,222 @@
-//! The metrics that a scrape reads from live objects: sessions, bytes, fallbacks, datagrams,
-//! admission and pipes.
+//! The series of metrics: their names, and where their values come from.
+//!
+//! A new series has a line in [`COUNTERS`] or [`GAUGES`], and a function here adds its value.
 
-use std::fmt;
 use std::sync::Arc;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
-use prometheus_client::metrics::MetricType;
 use spliceway::{PipePool, Reason, Scope};
 
-use super::services::{AllTraffic, Fallbacks};
-use super::traffic::{Outcomes, Totals};
+use super::samples::Samples;
+use super::services::AllTraffic;
+use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
-use crate::access::datagram_counts::DatagramSummary;
-use crate::kit::outcome::SessionEnd;
+use crate::reach::balance::{BackendState, Balancer, Failure};
 
-/// The collector that encodes these metrics of one scrape.
-pub(super) struct LiveSeries {
-    /// The totals of each service.
-    totals: Vec<(&'static str, Totals)>,
-    /// For each service, its open sessions, and how others have ended.
-    outcomes: Vec<(&'static str, u64, Outcomes)>,
-    /// The fallbacks of services that have no series any more.
-    earlier_fallbacks: Fallbacks,
-    admission: Arc<Admission>,
+/// The counters, each with its help text. The names of metrics have `_total` at their end.
+pub(super) const COUNTERS: &[(&str, &str)] = &[
+    ("accept_errors", "Failed calls of accept(2), by errno"),
+    (
+        "log_lines_dropped",
+        "Lines dropped because the reader or the disk was too slow or a write failed, by log",
+    ),
+    (
+        "log_reopens",
+        "Signals to open the file of the access log again, by result",
+    ),
+    ("reloads", "Reloads of the configuration, by result"),
+    ("connections", "Sessions that have ended, by end reason"),
+    ("refused", "Clients that the proxy itself refused, by reason"),
+    ("bytes", "Bytes delivered, by path; up is from client to target"),
+    (
+        "lost_bytes",
+        "Bytes read from one side and not delivered to the other when the session ended",
+    ),
+    ("fallback", "Relay directions that copied instead of spliced, by reason"),
+    ("datagrams", "Datagrams delivered; up is from client to target"),
+    ("datagram_bytes", "Bytes of data in delivered datagrams"),
+    ("datagrams_dropped", "Datagrams dropped, by reason"),
+    (
+        "admission_waits",
+        "Times that a listener had to wait for a session to end",
+    ),
+    (
+        "pool",
+        "Events of the pipe pool; denied_* counts pipes that it could not lend",
+    ),
+    ("quota_writes", "Updates of the quota file, by result"),
+    ("user_bytes", "Bytes of users with limits, in both directions"),
+    ("backend_connections", "Connections to a backend that succeeded"),
+    ("backend_failures", "Failures of a backend, by reason"),
+    ("backend_checks", "Checks of a backend, by result"),
+    (
+        "backend_ejections",
+        "Times that a backend was ejected because it failed",
+    ),
+];
+
+/// The gauges, each with its help text.
+pub(super) const GAUGES: &[(&str, &str)] = &[
+    ("connections_active", "Sessions that are open now, including handshakes"),
+    (
+        "connections_max",
+        "Limit on open sessions; further clients wait to be accepted",
+    ),
+    ("pipes", "Open pipes, by state"),
+    ("pipe_pages", "Memory pages of all open pipes"),
+    (
+        "quota_unsaved_bytes",
+        "Bytes that count for quotas and are not in the quota file",
+    ),
+    (
+        "user_sessions",
+        "Sessions of users with limits; users without a label of their own share an empty one",
+    ),
+    (
+        "user_quota_used_bytes",
+        "Bytes that a named user has used of a quota, by period",
+    ),
+    ("user_quota_bytes", "The quota of a named user, by period"),
+    (
+        "backend_up",
+        "Whether a backend gets clients: 1, or 0 while it is ejected, down or draining",
+    ),
+    (
+        "backend_sessions",
+        "Open sessions of a backend, including those that are connecting",
+    ),
+    (
+        "backend_waiting",
+        "Clients that wait for a backend, because all are full",
+    ),
+];
+
+/// The number of sessions that have begun. Metrics do not show it.
+pub(crate) const BEGUN: &str = "sessions";
+
+/// What this process counts now.
+#[derive(Debug, Default)]
+pub(super) struct Now {
+    pub(super) counters: Samples,
+    pub(super) gauges: Samples,
 }
 
-#[derive(Debug, EncodeLabelSet)]
-struct EndLabels {
-    service: &'static str,
-    end: SessionEnd,
-}
-
-impl LiveSeries {
-    pub(super) async fn new(traffic: &AllTraffic, admission: Arc<Admission>) -> Self {
-        let (all, earlier_fallbacks) = (traffic.all(), traffic.earlier_fallbacks());
-        let (mut totals, mut outcomes) = (Vec::new(), Vec::new());
-        for traffic in all {
-            let service = traffic.service();
-            totals.push((service, traffic.totals().await));
-            outcomes.push((service, traffic.active(), traffic.outcomes()));
-        }
-        Self {
-            totals,
-            outcomes,
-            earlier_fallbacks,
-            admission,
-        }
-    }
-
-    fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Sessions that are open now, including handshakes";
-        let mut family = encoder.encode_descriptor("connections_active", help, None, MetricType::Gauge)?;
-        for (service, active, _) in &self.outcomes {
-            let active = i64::try_from(*active).unwrap_or(i64::MAX);
-            family.encode_family(&[("service", *service)])?.encode_gauge(&active)?;
-        }
-        let help = "Sessions that have ended, by end reason";
-        let mut family = encoder.encode_descriptor("connections", help, None, MetricType::Counter)?;
-        for (service, _, outcomes) in &self.outcomes {
-            for (end, count) in &outcomes.ended {
-                let (service, end) = (*service, *end);
-                family
-                    .encode_family(&EndLabels { service, end })?
-                    .encode_counter::<NoLabelSet, u64, u64>(count, None)?;
+impl Now {
+    pub(super) async fn traffic(&mut self, all: &AllTraffic) {
+        let Self { counters, gauges } = self;
+        let mut fallbacks = all.earlier_fallbacks();
+        for traffic in all.all() {
+            let label = ("service", traffic.service());
+            let totals = traffic.totals().await;
+            gauges.add("connections_active", &[label], traffic.active());
+            counters.add(BEGUN, &[label], totals.sessions);
+            let outcomes = traffic.outcomes();
+            for (end, count) in outcomes.ended {
+                counters.add("connections", &[label, ("end", &end.to_string())], count);
             }
-        }
-        let help = "Clients that the proxy itself refused, by reason";
-        let mut family = encoder.encode_descriptor("refused", help, None, MetricType::Counter)?;
-        for (service, _, outcomes) in &self.outcomes {
-            for (reason, count) in &outcomes.refused {
-                family
-                    .encode_family(&[("service", *service), ("reason", reason.as_str())])?
-                    .encode_counter::<NoLabelSet, u64, u64>(count, None)?;
+            for (reason, count) in outcomes.refused {
+                counters.add("refused", &[label, ("reason", reason.as_str())], count);
             }
-        }
-        Ok(())
-    }
-
-    fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes delivered, by path; up is from client to target";
-        let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
-        for (service, Totals { bytes, .. }) in &self.totals {
-            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
+            let (bytes, datagrams) = (totals.bytes, totals.datagrams);
+            for (name, paths, passed) in [("up", bytes.up, datagrams.up), ("down", bytes.down, datagrams.down)] {
+                let labels = [label, ("direction", name)];
                 for (path, count) in [("splice", paths.splice), ("copy", paths.copy)] {
-                    let labels = [("service", *service), ("direction", direction), ("path", path)];
-                    family
-                        .encode_family(&labels)?
-                        .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+                    counters.add("bytes", &[label, ("direction", name), ("path", path)], count);
+                }
+                counters.add("lost_bytes", &labels, paths.lost);
+                counters.add("datagrams", &labels, passed.datagrams);
+                counters.add("datagram_bytes", &labels, passed.bytes);
+            }
+            for (reason, count) in datagrams.drops() {
+                counters.add("datagrams_dropped", &[label, ("reason", reason.as_str())], count);
+            }
+            let sums = fallbacks.iter_mut().zip(totals.fallbacks);
+            sums.for_each(|(sum, count)| *sum += count);
+        }
+        for (reason, count) in Reason::ALL.into_iter().zip(fallbacks) {
+            counters.add("fallback", &[("reason", reason.as_str())], count);
+        }
+    }
+
+    pub(super) fn admission(&mut self, admission: &Admission) {
+        self.gauges.add("connections_max", &[], admission.max() as u64);
+        self.counters.add("admission_waits", &[], admission.waits());
+    }
+
+    pub(super) fn log(&mut self) {
+        for (log, count) in crate::log::dropped() {
+            self.counters.add("log_lines_dropped", &[("log", log)], count);
+        }
+        for (result, count) in crate::log::reopens() {
+            self.counters.add("log_reopens", &[("result", result)], count);
+        }
+    }
+
+    pub(super) fn pool(&mut self) {
+        let stats = PipePool::global().stats();
+        for (state, count) in [("lent", stats.lent), ("idle", stats.idle)] {
+            self.gauges.add("pipes", &[("state", state)], count as u64);
+        }
+        self.gauges.add("pipe_pages", &[], stats.pages as u64);
+        let mut event = |name: &str, count: u64| self.counters.add("pool", &[("event", name)], count);
+        event("created", stats.created);
+        event("reused", stats.reused);
+        event("closed_dirty", stats.closed_dirty);
+        event("closed_idle", stats.closed_idle);
+        // Reasons that last for a while and do not belong to one relay have a series that is 0
+        // before the first denial. Only such reasons can come from the pool.
+        for reason in Reason::ALL {
+            let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
+            if denied.is_some() || reason.scope() != Scope::Relay {
+                event(&format!("denied_{reason}"), denied.map_or(0, |(_, count)| *count));
+            }
+        }
+    }
+
+    pub(super) fn users(&mut self, accounts: &Accounts) {
+        let Self { counters, gauges } = self;
+        let (users, unsaved) = accounts.sums();
+        if let Some(updates) = accounts.updates() {
+            for (result, count) in updates {
+                counters.add("quota_writes", &[("result", result)], count);
+            }
+            gauges.add("quota_unsaved_bytes", &[], unsaved);
+        }
+        for sums in &users {
+            let label = ("user", &*sums.user);
+            gauges.add("user_sessions", &[label], sums.sessions);
+            counters.add("user_bytes", &[label], sums.counted);
+            for (period, used, quota) in sums.quotas() {
+                gauges.add("user_quota_used_bytes", &[label, ("period", period)], used);
+                gauges.add("user_quota_bytes", &[label, ("period", period)], quota);
+            }
+        }
+    }
+
+    /// Adds the backends of each service, as they are now. A backend that a reload removes has no
+    /// series any more.
+    pub(super) fn backends(&mut self, balancers: &[Arc<Balancer>]) {
+        let Self { counters, gauges } = self;
+        for balancer in balancers {
+            let service = ("service", balancer.service());
+            gauges.add("backend_waiting", &[service], balancer.waiting() as u64);
+            for backend in balancer.status() {
+                let labels = [service, ("backend", &*backend.name)];
+                let [service, name] = labels;
+                gauges.add("backend_up", &labels, (backend.state == BackendState::Up).into());
+                gauges.add("backend_sessions", &labels, backend.sessions.into());
+                counters.add("backend_connections", &labels, backend.connections);
+                counters.add("backend_ejections", &labels, backend.ejections);
+                for (failure, count) in Failure::ALL.into_iter().zip(backend.failures) {
+                    counters.add(
+                        "backend_failures",
+                        &[service, name, ("reason", failure.as_str())],
+                        count,
+                    );
+                }
+                for (result, count) in ["good", "failed"].into_iter().zip(backend.checks) {
+                    counters.add("backend_checks", &[service, name, ("result", result)], count);
                 }
             }
         }
-        Ok(())
-    }
-
-    fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes read from one side and not delivered to the other when the session ended";
-        let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
-        for (service, Totals { bytes, .. }) in &self.totals {
-            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&paths.lost, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn datagrams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let counts: Vec<_> = self
-            .totals
-            .iter()
-            .map(|(service, totals)| (*service, totals.datagrams))
-            .collect();
-        let passed = |datagrams: &DatagramSummary| [("up", datagrams.up), ("down", datagrams.down)];
-        let help = "Datagrams delivered; up is from client to target";
-        let mut family = encoder.encode_descriptor("datagrams", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (direction, passed) in passed(datagrams) {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&passed.datagrams, None)?;
-            }
-        }
-        let help = "Bytes of data in delivered datagrams";
-        let mut family = encoder.encode_descriptor("datagram_bytes", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (direction, passed) in passed(datagrams) {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&passed.bytes, None)?;
-            }
-        }
-        let help = "Datagrams dropped, by reason";
-        let mut family = encoder.encode_descriptor("datagrams_dropped", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (reason, count) in datagrams.drops() {
-                family
-                    .encode_family(&[("service", *service), ("reason", reason.as_str())])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn admission(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let max = i64::try_from(self.admission.max()).unwrap_or(i64::MAX);
-        let help = "Limit on open sessions; further clients wait to be accepted";
-        encoder
-            .encode_descriptor("connections_max", help, None, MetricType::Gauge)?
-            .encode_gauge(&max)?;
-        let help = "Times that a listener had to wait for a session to end";
-        encoder
-            .encode_descriptor("admission_waits", help, None, MetricType::Counter)?
-            .encode_counter::<NoLabelSet, u64, u64>(&self.admission.waits(), None)
-    }
-
-    fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut sums = self.earlier_fallbacks;
-        for (_, totals) in &self.totals {
-            sums.iter_mut()
-                .zip(totals.fallbacks)
-                .for_each(|(sum, count)| *sum += count);
-        }
-        let help = "Relay directions that copied instead of spliced, by reason";
-        let mut family = encoder.encode_descriptor("fallback", help, None, MetricType::Counter)?;
-        for (reason, count) in Reason::ALL.into_iter().zip(sums) {
-            let labels = [("reason", reason.as_str())];
-            family
-                .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-        }
-        Ok(())
-    }
-}
-
-impl Collector for LiveSeries {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.sessions(&mut encoder)?;
-        self.bytes(&mut encoder)?;
-        self.lost(&mut encoder)?;
-        self.fallbacks(&mut encoder)?;
-        self.datagrams(&mut encoder)?;
-        self.admission(&mut encoder)?;
-        pool(&mut encoder)
-    }
-}
-
-fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let stats = PipePool::global().stats();
-    let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    let mut pipes = encoder.encode_descriptor("pipes", "Open pipes, by state", None, MetricType::Gauge)?;
-    for (state, count) in [("lent", stats.lent), ("idle", stats.idle)] {
-        pipes.encode_family(&[("state", state)])?.encode_gauge(&gauge(count))?;
-    }
-    encoder
-        .encode_descriptor("pipe_pages", "Memory pages of all open pipes", None, MetricType::Gauge)?
-        .encode_gauge(&gauge(stats.pages))?;
-    let help = "Events of the pipe pool; denied_* counts pipes that it could not lend";
-    let mut events = encoder.encode_descriptor("pool", help, None, MetricType::Counter)?;
-    let mut event = |name: &str, count: u64| {
-        events
-            .encode_family(&[("event", name)])?
-            .encode_counter::<NoLabelSet, u64, u64>(&count, None)
-    };
-    event("created", stats.created)?;
-    event("reused", stats.reused)?;
-    event("closed_dirty", stats.closed_dirty)?;
-    event("closed_idle", stats.closed_idle)?;
-    // Reasons that last for a while and do not belong to one relay have a series that is 0 before
-    // the first denial. Only such reasons can come from the pool.
-    for reason in Reason::ALL {
-        let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
-        if denied.is_some() || reason.scope() != Scope::Relay {
-            event(&format!("denied_{reason}"), denied.map_or(0, |(_, count)| *count))?;
-        }
-    }
-    Ok(())
-}
-
-impl fmt::Debug for LiveSeries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.totals.iter().map(|(service, _)| service))
-            .finish()
     }
 }

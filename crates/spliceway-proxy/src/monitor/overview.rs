@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::kit::health::State;
 use crate::metrics::{Totals, Traffic};
 use crate::monitor::admin::view;
+use crate::monitor::earlier;
 use crate::reach::balance::{BackendState, BackendStatus};
 use crate::session::process::Process;
 use crate::session::service::Service;
@@ -38,8 +39,6 @@ pub(crate) struct Overview {
     started: Instant,
     /// The last samples, the oldest first.
     samples: Mutex<VecDeque<Sample>>,
-    /// The last state of the process that has handed over to this one.
-    before: Mutex<Option<Box<api::Status>>>,
 }
 
 /// A service and its listeners.
@@ -62,13 +61,7 @@ impl Overview {
             services: Mutex::default(),
             started: Instant::now(),
             samples: Mutex::default(),
-            before: Mutex::default(),
         }
-    }
-
-    /// Continues from the last [state](Self::status) of an earlier process.
-    pub(crate) fn continue_from(&self, before: api::Status) {
-        *self.before.lock() = Some(Box::new(before));
     }
 
     /// Records the services that run from now on.
@@ -210,14 +203,14 @@ impl Overview {
             },
             log: api::LogStatus {
                 level: crate::log::level(),
-                lines_dropped: crate::log::lines_dropped(),
+                lines_dropped: crate::log::dropped().iter().map(|(_, count)| count).sum(),
             },
             quotas_are_saved: self.process.metrics.accounts().are_saved(),
             users: self.process.metrics.accounts().statuses("", USERS),
         };
-        if let Some(before) = &*self.before.lock() {
-            view::continue_status(&mut status, before);
-        }
+        self.process
+            .metrics
+            .with_earlier(|earlier| earlier::continue_status(&mut status, earlier));
         status
     }
 
@@ -352,5 +345,5 @@ fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<api::Fallback> {
             reason: reason.to_string(),
             count: totals.values().map(|totals| totals.fallbacks[place]).sum(),
         });
-    counts.filter(|fallback| fallback.count > 0).collect()
+    counts.collect()
 }

@@ -177,6 +177,11 @@ impl Accounts {
         self.saving.report(saved);
     }
 
+    /// Returns the number of updates of the quota file by result, if there is a file.
+    pub(crate) fn updates(&self) -> Option<[(&'static str, u64); 2]> {
+        self.file.get().map(|_| self.saving.updates())
+    }
+
     /// Returns whether the last update of the quota file has worked. `None` means that there is no
     /// file.
     pub(crate) fn are_saved(&self) -> Option<bool> {

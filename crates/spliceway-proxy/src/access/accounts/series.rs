@@ -1,14 +1,6 @@
 //! What operators see of accounts: metrics of the users that the configuration names, and the state
 //! of any user.
 
-use std::fmt;
-use std::sync::Arc;
-
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use spliceway_operator::api::{PeriodStatus, UserStatus};
 
 use super::calendar::Date;
@@ -70,23 +62,30 @@ fn status(user: &str, sessions: u64, limits: &UserLimits, mut usage: Usage, date
     }
 }
 
-/// The metrics of accounts.
-#[derive(Debug)]
-pub(crate) struct UserSeries(pub(crate) Arc<Accounts>);
-
 /// The sums of the users with one label. No user has an empty name, so that is the label of others.
 #[derive(Default)]
-struct Sums {
-    user: String,
-    sessions: u64,
-    counted: u64,
+pub(crate) struct Sums {
+    pub(crate) user: String,
+    pub(crate) sessions: u64,
+    /// The bytes that this process has counted.
+    pub(crate) counted: u64,
     usage: Option<(Usage, UserLimits)>,
 }
 
-impl UserSeries {
+impl Sums {
+    /// Returns the period, the used bytes and the size of each quota. The label of others has none.
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
+        self.usage.iter().flat_map(|(usage, limits)| {
+            let quotas = limits.quotas.iter();
+            quotas.map(|(period, quota)| (period.as_str(), usage.of(period), quota.get()))
+        })
+    }
+}
+
+impl Accounts {
     /// Returns the sums of each label, and the bytes that are not in the quota file.
-    fn sums(&self) -> (Vec<Sums>, u64) {
-        let (all, date) = (self.0.all(), Date::now());
+    pub(crate) fn sums(&self) -> (Vec<Sums>, u64) {
+        let (all, date) = (self.all(), Date::now());
         let labels = all.limits.named.keys().take(LABELS_MAX);
         let mut sums: Vec<Sums> = labels
             .map(|user| Sums {
@@ -117,62 +116,13 @@ impl UserSeries {
     }
 }
 
-impl Collector for UserSeries {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (sums, unsaved) = self.sums();
-        if self.0.file.get().is_some() {
-            let help = "Updates of the quota file, by result";
-            let mut family = encoder.encode_descriptor("quota_writes", help, None, MetricType::Counter)?;
-            for (result, count) in self.0.saving.updates() {
-                ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
-            }
-            let help = "Bytes that count for quotas and are not in the quota file";
-            let family = encoder.encode_descriptor("quota_unsaved_bytes", help, None, MetricType::Gauge)?;
-            ConstGauge::new(unsaved).encode(family)?;
-        }
-        if sums.is_empty() {
-            return Ok(());
-        }
-        let help = "Sessions of users with limits; users without a label of their own share an empty one";
-        let mut family = encoder.encode_descriptor("user_sessions", help, None, MetricType::Gauge)?;
-        for sums in &sums {
-            let labels = [("user", sums.user.as_str())];
-            ConstGauge::new(sums.sessions).encode(family.encode_family(&labels)?)?;
-        }
-        let help = "Bytes of users with limits, in both directions";
-        let mut family = encoder.encode_descriptor("user_bytes", help, None, MetricType::Counter)?;
-        for sums in &sums {
-            let labels = [("user", sums.user.as_str())];
-            ConstCounter::new(sums.counted).encode(family.encode_family(&labels)?)?;
-        }
-        let quotas = || sums.iter().filter_map(|sums| Some((&sums.user, sums.usage.as_ref()?)));
-        let help = "Bytes that a named user has used of a quota, by period";
-        let mut family = encoder.encode_descriptor("user_quota_used_bytes", help, None, MetricType::Gauge)?;
-        for (user, (usage, limits)) in quotas() {
-            for (period, _) in limits.quotas.iter() {
-                let labels = [("user", user.as_str()), ("period", period.as_str())];
-                ConstGauge::new(usage.of(period)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let help = "The quota of a named user, by period";
-        let mut family = encoder.encode_descriptor("user_quota_bytes", help, None, MetricType::Gauge)?;
-        for (user, (_, limits)) in quotas() {
-            for (period, quota) in limits.quotas.iter() {
-                let labels = [("user", user.as_str()), ("period", period.as_str())];
-                ConstGauge::new(quota.get()).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_hundred_users_have_a_label_and_the_others_share_one() {
-        let (accounts, mut limits) = (Arc::new(Accounts::default()), super::super::AllLimits::default());
+        let (accounts, mut limits) = (Accounts::default(), super::super::AllLimits::default());
         let one = std::num::NonZeroU32::new(1);
         for number in 0..LABELS_MAX + 2 {
             let own = UserLimits {
@@ -187,7 +137,7 @@ mod tests {
         for session in &sessions {
             assert!(!session.account().count(7), "there is no quota");
         }
-        let (sums, unsaved) = UserSeries(accounts).sums();
+        let (sums, unsaved) = accounts.sums();
         let of = |place: usize| {
             let sums: &Sums = &sums[place];
             (&*sums.user, sums.sessions, sums.counted)

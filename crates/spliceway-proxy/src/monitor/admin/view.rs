@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use spliceway_operator::api::{ServiceStatus, SessionView, Status};
+use spliceway_operator::api::SessionView;
 use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
@@ -58,50 +58,4 @@ pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
 /// Returns a time as RFC 3339, in UTC.
 pub(crate) fn when(time: Option<SystemTime>) -> String {
     clock::rfc3339_millis(time.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
-}
-
-/// Adds the counts of an earlier process, which has handed over to this one. What describes the
-/// process or the moment stays.
-pub(crate) fn continue_status(status: &mut Status, before: &Status) {
-    for service in &mut status.services {
-        if let Some(before) = before.services.iter().find(|before| before.name == service.name) {
-            continue_service(service, before);
-        }
-    }
-    let totals = status.services.iter().map(|service| service.sessions.total);
-    status.sessions.total = totals.fold(0, u64::saturating_add);
-    add(&mut status.sessions.waits, before.sessions.waits);
-    add(&mut status.pipes.created, before.pipes.created);
-    add(&mut status.pipes.reused, before.pipes.reused);
-    add(&mut status.pipes.denied, before.pipes.denied);
-    add(&mut status.log.lines_dropped, before.log.lines_dropped);
-    for fallback in &before.fallbacks {
-        match status.fallbacks.iter_mut().find(|own| own.reason == fallback.reason) {
-            Some(own) => add(&mut own.count, fallback.count),
-            None => status.fallbacks.push(fallback.clone()),
-        }
-    }
-}
-
-fn continue_service(service: &mut ServiceStatus, before: &ServiceStatus) {
-    add(&mut service.sessions.total, before.sessions.total);
-    add(&mut service.bytes_up, before.bytes_up);
-    add(&mut service.bytes_down, before.bytes_down);
-    add(&mut service.spliced_up, before.spliced_up);
-    add(&mut service.spliced_down, before.spliced_down);
-    add(&mut service.lost_up, before.lost_up);
-    add(&mut service.lost_down, before.lost_down);
-    add(&mut service.datagrams_up, before.datagrams_up);
-    add(&mut service.datagrams_down, before.datagrams_down);
-    for backend in &mut service.backends {
-        if let Some(before) = before.backends.iter().find(|before| before.name == backend.name) {
-            add(&mut backend.connections, before.connections);
-            add(&mut backend.failures, before.failures);
-            add(&mut backend.ejections, before.ejections);
-        }
-    }
-}
-
-fn add(count: &mut u64, before: u64) {
-    *count = count.saturating_add(before);
 }

@@ -266,8 +266,7 @@ async fn send_listeners(new: &mut NewProcess, offered: &[Offered], sessions: &Se
     new.send(&ToNew::Prepare { last_session }, &[], &[]).await
 }
 
-/// Sends what the services know, and the state that `status` shows. The new process can do without
-/// both. Not cancel safe.
+/// Sends what the services know. The new process can do without it. Not cancel safe.
 async fn send_state(
     new: &mut NewProcess,
     overview: &Overview,
@@ -281,8 +280,7 @@ async fn send_state(
             }
         }
     }
-    let status = serde_json::to_vec(&overview.status().await).unwrap_or_default();
-    new.send_long(&ToNew::Status, &status).await
+    Ok(())
 }
 
 async fn totals(metrics: &Metrics) -> String {

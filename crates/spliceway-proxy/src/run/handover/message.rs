@@ -30,19 +30,20 @@ pub(super) enum ToNew {
     },
     /// There are no more listeners. Sessions have identifiers up to this one.
     Prepare { last_session: u64 },
-    /// Start the services. The data is the metrics so far.
+    /// Start the services. The data is the counters so far. If it is not the JSON of
+    /// [`Samples`](crate::metrics::Samples), the counters begin again.
     Serve,
     /// The data is a [`ServiceState`](super::state::ServiceState).
     Service,
-    /// The data is the state of the program as the admin socket shows it.
+    /// The totals of an older process.
     Status,
     /// Two descriptors: the client and the target of a session. The data is the bytes in flight, up
     /// and then down.
     Session(Box<SessionMessage>),
-    /// Accept clients, because the old process accepts none any more. The data is the metrics so
-    /// far.
+    /// Accept clients, because the old process accepts none any more. The data is the counters
+    /// so far.
     Accept,
-    /// The data is the metrics so far.
+    /// The data is the counters so far.
     Totals,
     /// The data is the beginning of that of the next message, which is too long for a frame.
     Part,

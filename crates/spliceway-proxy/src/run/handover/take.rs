@@ -214,11 +214,8 @@ impl OldProcess {
                     taken += u64::from(is_taken);
                 }
                 ToNew::Service => add(&data, &overview),
-                ToNew::Status if data.is_empty() => {}
-                ToNew::Status => match serde_json::from_slice(&data) {
-                    Ok(status) => overview.continue_from(status),
-                    Err(error) => tracing::error!(%error, "the totals of the status do not arrive"),
-                },
+                // The counters have the totals, too.
+                ToNew::Status => {}
                 ToNew::Accept => {
                     continue_metrics(&process.metrics, &data);
                     // If the old process is dead, this is the only one that has the listeners.
