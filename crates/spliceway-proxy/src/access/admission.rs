@@ -185,7 +185,7 @@ impl Admission {
     /// Waits for a place. Waiters get their places in order.
     ///
     /// Cancel safe: a dropped waiter does not occupy a place.
-    pub(crate) async fn admit(self: &Arc<Self>) -> Permit {
+    pub(super) async fn admit(self: &Arc<Self>) -> Permit {
         let place = match self.free.try_acquire() {
             Ok(place) => place,
             Err(_) => {
@@ -265,7 +265,7 @@ impl Admission {
 
     /// Returns the number of occupied places.
     #[cfg(test)]
-    pub(crate) fn taken(&self) -> usize {
+    pub(super) fn taken(&self) -> usize {
         self.max() + self.owed.load(Ordering::Relaxed) - self.free.available_permits()
     }
 

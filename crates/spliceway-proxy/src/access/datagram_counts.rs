@@ -52,7 +52,7 @@ pub(crate) enum Dropped {
 
 impl Dropped {
     /// All reasons, for code that counts each one.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
         Self::Malformed(Malformed::Fragment),

@@ -29,7 +29,7 @@ const REMEMBERED: Duration = Duration::from_secs(1);
 
 /// The scope of a rate: each connection, each client, or the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(super) enum Scope {
     Connection,
     Client,
     Service,
@@ -39,15 +39,15 @@ pub(crate) enum Scope {
 /// applies to the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateArg {
-    pub(crate) rate: ByteRate,
-    pub(crate) scope: Scope,
+    pub(super) rate: ByteRate,
+    pub(super) scope: Scope,
 }
 
 /// The rates of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rates {
-    pub(crate) connection: Option<ByteRate>,
-    pub(crate) client: Option<ByteRate>,
+    pub(super) connection: Option<ByteRate>,
+    pub(super) client: Option<ByteRate>,
     pub(crate) service: Option<ByteRate>,
 }
 
@@ -78,12 +78,12 @@ pub(crate) struct SessionRates {
     pub(crate) outgoing: Option<RateLimit>,
     /// Keeps the client's buckets. It must be held as long as the session lasts.
     #[allow(dead_code, reason = "the field is held and never read")]
-    pub(crate) session: Option<ClientSession>,
+    pub(super) session: Option<ClientSession>,
 }
 
 /// Keeps the buckets of a client for this session and for the client's other sessions.
 #[derive(Debug)]
-pub(crate) struct ClientSession {
+pub(super) struct ClientSession {
     limits: Arc<RateLimits>,
     client: ClientKey,
 }

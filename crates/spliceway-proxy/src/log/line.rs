@@ -54,7 +54,7 @@ impl Line {
     }
 
     /// Starts a line of the log, in the look of the lines that tracing-subscriber writes.
-    pub(crate) fn of_log(format: Format, level: Level, message: &str, is_colored: bool) -> Self {
+    pub(super) fn of_log(format: Format, level: Level, message: &str, is_colored: bool) -> Self {
         if format == Format::Text && is_colored {
             let (mut line, time) = (Self::empty(format), now());
             let color = if level == Level::INFO { GREEN } else { YELLOW };
@@ -104,7 +104,7 @@ impl Line {
     }
 
     /// Ends the line, and passes it on.
-    pub(crate) fn end(mut self, pass: impl FnOnce(&[u8])) {
+    pub(super) fn end(mut self, pass: impl FnOnce(&[u8])) {
         if self.format == Format::Json {
             self.text.push(b'}');
         }

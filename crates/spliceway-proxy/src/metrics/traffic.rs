@@ -285,7 +285,7 @@ impl Traffic {
     /// Cancels all running relays and associations and returns their number. Each relay stops
     /// reading. It ends when it has delivered the bytes that it holds, or after `deadline`.
     /// Associations hold no data and end immediately.
-    pub(crate) fn cancel(&self, deadline: Duration) -> usize {
+    pub(super) fn cancel(&self, deadline: Duration) -> usize {
         let ledger = self.ledger();
         let Ledger {
             running, associations, ..

@@ -21,13 +21,13 @@ pub(crate) struct UserLimits {
 /// The bytes that a user may use in a day and in a month, in both directions together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Quotas {
-    pub(crate) day: Option<NonZeroU64>,
-    pub(crate) month: Option<NonZeroU64>,
+    pub(super) day: Option<NonZeroU64>,
+    pub(super) month: Option<NonZeroU64>,
 }
 
 /// The time after which a quota is full again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Period {
+pub(super) enum Period {
     Day,
     Month,
 }
@@ -35,7 +35,7 @@ pub(crate) enum Period {
 /// One quota, such as `100GB/month`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quota {
-    pub(crate) period: Period,
+    pub(super) period: Period,
     pub(crate) bytes: NonZeroU64,
 }
 
@@ -85,7 +85,7 @@ impl Quotas {
         day.into_iter().chain(self.month.map(|bytes| (Period::Month, bytes)))
     }
 
-    pub(crate) fn are_none(&self) -> bool {
+    pub(super) fn are_none(&self) -> bool {
         *self == Self::default()
     }
 

@@ -35,7 +35,7 @@ pub(crate) enum Stored {
 
 /// The parameters that determine how long the check of a hash takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Cost {
+pub(super) struct Cost {
     algorithm: Algorithm,
     version: Version,
     memory_kib: u32,
@@ -62,7 +62,7 @@ impl Hash {
     ///
     /// # Errors
     /// Returns a message that describes the expected form, without repeating the text.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let wrong = |error: password_hash::Error| format!("this is not a valid argon2 hash: {error}");
         let parsed = PasswordHash::new(text).map_err(|error| wrong(error.into()))?;
         let algorithm = Algorithm::try_from(parsed.algorithm.as_str()).map_err(wrong)?;

@@ -19,7 +19,7 @@ type Key = Option<ClientKey>;
 /// The clients whose passwords are being checked, or are waiting. There are never more of these
 /// clients than sessions.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(super) struct Turns {
     clients: Mutex<HashMap<Key, Waiters>>,
 }
 
@@ -46,7 +46,7 @@ struct Place<'turns> {
 impl Turns {
     /// Waits for this client's turn, in the order of the calls. Returns `None` if too many calls
     /// are already waiting. Cancel safe.
-    pub(crate) async fn wait(&self, client: Key) -> Option<Turn<'_>> {
+    pub(super) async fn wait(&self, client: Key) -> Option<Turn<'_>> {
         let turnstile = {
             let mut clients = self.clients();
             let waiters = clients.entry(client).or_default();

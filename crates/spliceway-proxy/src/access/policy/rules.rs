@@ -30,7 +30,7 @@ pub(crate) struct TargetRules {
 }
 
 impl TargetRules {
-    pub(crate) fn are_none(&self) -> bool {
+    pub(super) fn are_none(&self) -> bool {
         self.allow.is_none() && self.deny.is_none()
     }
 

@@ -13,7 +13,7 @@ use crate::access::auth::Fingerprint;
 
 /// The most rules of a list, ten times as many as long public lists have. A million rules need
 /// about 90 MB of memory.
-pub(crate) const RULES_MAX: usize = 1_000_000;
+pub(super) const RULES_MAX: usize = 1_000_000;
 
 /// The allow list or the deny list of a service or of a user.
 #[derive(Default)]
