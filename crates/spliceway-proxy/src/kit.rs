@@ -1,6 +1,7 @@
 //! Small facts and tools without policy: errors of the system, health, limits, files, time.
 
 pub(crate) mod alive;
+pub(crate) mod client_key;
 pub(crate) mod clock;
 pub(crate) mod created;
 pub(crate) mod errno;

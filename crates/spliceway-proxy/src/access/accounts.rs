@@ -60,7 +60,7 @@ struct All {
 /// The account of one user.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// The bytes that sessions have moved in this process, in both directions.
+    /// The bytes that have passed in the sessions of this process, in both directions.
     counted: AtomicU64,
     /// The value of `counted` at which a quota is used up. [`NEVER`] without a quota.
     end: AtomicU64,
@@ -124,7 +124,7 @@ impl Accounts {
         account.map(|account| account.enter(false)).transpose()
     }
 
-    /// Does the same for a session that runs already, even above the limits.
+    /// Adds a session that runs already, even above the limits.
     pub(crate) fn reenter(&self, user: &str) -> Option<Entered> {
         self.of(user).and_then(|account| account.enter(true).ok())
     }
@@ -188,9 +188,9 @@ impl Accounts {
     /// Records that the file has these changes, and these rows.
     fn saved(&self, changes: &[Change], updated: Updated, date: Date) {
         let mut all = self.all();
-        for (place, change) in changes.iter().enumerate() {
+        for (index, change) in changes.iter().enumerate() {
             if let Some(account) = all.accounts.get(&change.user) {
-                let share = updated.shares.get(place).copied().unwrap_or(Some(NEVER));
+                let share = updated.shares.get(index).copied().unwrap_or(Some(NEVER));
                 account.saved(change, share);
             }
         }
@@ -205,7 +205,7 @@ impl Accounts {
         }
     }
 
-    /// Lets sessions move bytes without a share, because the file cannot be updated. They continue,
+    /// Lets sessions pass bytes without a share, because the file cannot be updated. They continue,
     /// and the next update counts them.
     fn lift_shares(&self) {
         self.all().lift_shares();
@@ -294,7 +294,7 @@ impl Account {
         is_used_up
     }
 
-    /// Returns whether sessions may move bytes, whatever another process does.
+    /// Returns whether sessions may pass bytes, whatever another process does.
     pub(crate) fn has_share(&self) -> bool {
         self.counted.load(Ordering::Relaxed) < self.share.load(Ordering::Relaxed)
     }

@@ -4,10 +4,10 @@
 //! backlog, and the running sessions keep their resources. At the limit for a client, the program
 //! refuses that client's new sessions. Otherwise, one client could use up the total limit alone.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+pub(crate) use crate::kit::client_key::ClientKey;
 use crate::log::LogThrottle;
 
 /// The ports of an association in each address family: one towards its client, and one towards its
@@ -34,9 +35,7 @@ pub(crate) struct Admission {
     throttle: Mutex<LogThrottle>,
     /// The limit for each client. 0 means no limit.
     max_per_client: AtomicU32,
-    /// The number of sessions for each client. Clients without a session are removed, so the map
-    /// never has more than `max` entries.
-    clients: Mutex<HashMap<ClientKey, u32>>,
+    clients: PerClient,
     /// The limit on sessions of `forward --udp`, whose clients may be forged.
     max_datagrams: AtomicUsize,
     /// The number of these sessions.
@@ -60,11 +59,6 @@ pub(crate) struct Permit {
     client: Option<ClientKey>,
 }
 
-/// The unit that counts as one client: an IPv4 address or an IPv6 /64 network. An Internet provider
-/// assigns at least a /64 network to each customer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ClientKey(IpAddr);
-
 /// Counts, for each client, the sessions that are dialling their target.
 ///
 /// Without this limit, two SOCKS proxies that name each other would open sessions for one client
@@ -72,10 +66,13 @@ pub(crate) struct ClientKey(IpAddr);
 #[derive(Debug)]
 pub(crate) struct Dials {
     max_per_client: NonZeroU32,
-    /// Clients without a dial are removed, so the map never has more entries than there are
-    /// sessions.
-    clients: Mutex<HashMap<ClientKey, u32>>,
+    clients: PerClient,
 }
+
+/// A number for each client. Clients with a count of 0 are removed, so there are never more entries
+/// than there are sessions.
+#[derive(Debug, Default)]
+struct PerClient(Mutex<HashMap<ClientKey, u32>>);
 
 /// A dial, which counts until it is dropped.
 #[derive(Debug)]
@@ -88,27 +85,42 @@ impl Dials {
     pub(crate) fn new(max_per_client: NonZeroU32) -> Self {
         Self {
             max_per_client,
-            clients: Mutex::default(),
+            clients: PerClient::default(),
         }
     }
 
     /// Counts one more dial for `client`. Returns `None` if the client has reached its limit.
     pub(crate) fn begin(&self, client: IpAddr) -> Option<Dial<'_>> {
         let client = ClientKey::from(client);
-        let mut clients = self.clients.lock();
-        let dials = clients.entry(client).or_insert(0);
-        // The limit is at least 1, so a new entry is always counted. No entry with a count of 0
-        // remains.
-        (*dials < self.max_per_client.get()).then(|| {
-            *dials += 1;
-            Dial { dials: self, client }
-        })
+        let is_counted = self.clients.add(client, self.max_per_client);
+        is_counted.then_some(Dial { dials: self, client })
     }
 }
 
 impl Drop for Dial<'_> {
     fn drop(&mut self) {
-        uncount(&mut self.dials.clients.lock(), self.client);
+        self.dials.clients.remove(self.client);
+    }
+}
+
+impl PerClient {
+    /// Counts one more. Returns `false` if the client has reached `max`.
+    fn add(&self, client: ClientKey, max: NonZeroU32) -> bool {
+        let mut clients = self.0.lock();
+        // The limit is at least 1, so a new entry is always counted.
+        let count = clients.entry(client).or_insert(0);
+        let is_below = *count < max.get();
+        *count += u32::from(is_below);
+        is_below
+    }
+
+    fn remove(&self, client: ClientKey) {
+        if let Entry::Occupied(mut count) = self.0.lock().entry(client) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 
@@ -116,15 +128,6 @@ impl Drop for Dial<'_> {
 fn count(counted: &AtomicUsize, more: usize, max: usize) -> bool {
     let add = |before: usize| before.checked_add(more).filter(|sum| *sum <= max);
     counted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
-}
-
-fn uncount(clients: &mut HashMap<ClientKey, u32>, client: ClientKey) {
-    if let Entry::Occupied(mut count) = clients.entry(client) {
-        *count.get_mut() -= 1;
-        if *count.get() == 0 {
-            count.remove();
-        }
-    }
 }
 
 impl Admission {
@@ -140,7 +143,7 @@ impl Admission {
             waits: AtomicU64::new(0),
             throttle: Mutex::default(),
             max_per_client: max_per_client.map_or(0, NonZeroU32::get).into(),
-            clients: Mutex::default(),
+            clients: PerClient::default(),
             max_datagrams: usize::MAX.into(),
             datagrams: AtomicUsize::new(0),
             max_ports: usize::MAX.into(),
@@ -273,10 +276,6 @@ impl Admission {
     pub(crate) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
-
-    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, u32>> {
-        self.clients.lock()
-    }
 }
 
 impl Permit {
@@ -318,22 +317,15 @@ impl Permit {
         };
         self.uncount();
         let client = ClientKey::from(client);
-        let mut clients = self.admission.clients();
-        let sessions = clients.entry(client).or_insert(0);
-        // The limit is at least 1, so a new entry is always counted. No entry with a count of 0
-        // remains.
-        if *sessions >= max.get() {
-            return false;
-        }
-        *sessions += 1;
-        drop(clients);
-        self.client = Some(client);
-        true
+        let is_counted = self.admission.clients.add(client, max);
+        self.client = is_counted.then_some(client);
+        is_counted
     }
 
     fn uncount(&mut self) {
-        let Some(client) = self.client.take() else { return };
-        uncount(&mut self.admission.clients(), client);
+        if let Some(client) = self.client.take() {
+            self.admission.clients.remove(client);
+        }
     }
 }
 
@@ -345,23 +337,6 @@ impl Drop for Permit {
         }
         self.admission.ports.fetch_sub(self.ports, Ordering::Relaxed);
         self.admission.free_places(self.places as usize);
-    }
-}
-
-impl ClientKey {
-    /// Returns the address. That of an IPv6 network ends with 64 zero bits.
-    pub(crate) fn ip(self) -> IpAddr {
-        self.0
-    }
-}
-
-impl From<IpAddr> for ClientKey {
-    fn from(client: IpAddr) -> Self {
-        const NETWORK: u128 = u128::MAX << 64;
-        Self(match client.to_canonical() {
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into(),
-            ipv4 => ipv4,
-        })
     }
 }
 
@@ -509,10 +484,10 @@ mod tests {
         let mut permit = admitted(&admission);
         assert!(permit.count(ip("192.0.2.1")) && permit.count(ip("192.0.2.1")));
         assert!(permit.count(ip("192.0.2.2")), "the client behind the proxy");
-        assert_eq!(admission.clients().len(), 1);
+        assert_eq!(admission.clients.0.lock().len(), 1);
         let mut refused = admitted(&admission);
         assert!(!refused.count(ip("192.0.2.2")));
         drop((permit, refused));
-        assert_eq!((admission.clients().len(), admission.taken()), (0, 0));
+        assert_eq!((admission.clients.0.lock().len(), admission.taken()), (0, 0));
     }
 }

@@ -99,7 +99,7 @@ impl Dropped {
     }
 
     /// Returns the index of this reason in [`Self::ALL`].
-    fn place(self) -> usize {
+    fn index(self) -> usize {
         Self::ALL
             .iter()
             .position(|one| *one == self)
@@ -176,7 +176,7 @@ impl DatagramStats {
         charge(self.0.rates.incoming.as_ref(), bytes)
     }
 
-    /// Does the same for a datagram to the client.
+    /// Counts a datagram with this much data to the client towards the rates.
     pub(crate) fn charge_down(&self, bytes: usize) -> Result<(), Dropped> {
         charge(self.0.rates.outgoing.as_ref(), bytes)
     }
@@ -187,7 +187,7 @@ impl DatagramStats {
         DatagramSummary {
             up: self.0.up.now(),
             down: self.0.down.now(),
-            dropped: std::array::from_fn(|place| self.0.dropped[place].load(Ordering::Relaxed)),
+            dropped: std::array::from_fn(|index| self.0.dropped[index].load(Ordering::Relaxed)),
         }
     }
 
@@ -211,7 +211,7 @@ impl DatagramStats {
 
     pub(crate) fn dropped(&self, reason: Dropped) {
         // Both directions may drop a datagram at the same time.
-        self.0.dropped[reason.place()].fetch_add(1, Ordering::Relaxed);
+        self.0.dropped[reason.index()].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records why the policy refuses the target of a datagram, if it is the first such datagram.
@@ -269,7 +269,7 @@ impl DatagramSummary {
     /// Returns the number of datagrams that were dropped for this reason.
     #[cfg(test)]
     pub(crate) fn dropped(&self, reason: Dropped) -> u64 {
-        self.dropped[reason.place()]
+        self.dropped[reason.index()]
     }
 
     /// Returns the number of dropped datagrams.
@@ -293,13 +293,13 @@ mod tests {
     #[test]
     fn every_reason_has_its_own_name_and_its_own_count() {
         let stats = DatagramStats::default();
-        for (place, reason) in Dropped::ALL.into_iter().enumerate() {
-            (0..=place).for_each(|_| stats.dropped(reason));
+        for (index, reason) in Dropped::ALL.into_iter().enumerate() {
+            (0..=index).for_each(|_| stats.dropped(reason));
         }
         let summary = stats.snapshot();
         let mut names = Vec::new();
-        for (place, reason) in Dropped::ALL.into_iter().enumerate() {
-            assert_eq!(summary.dropped(reason), place as u64 + 1, "{reason:?}");
+        for (index, reason) in Dropped::ALL.into_iter().enumerate() {
+            assert_eq!(summary.dropped(reason), index as u64 + 1, "{reason:?}");
             assert!(!names.contains(&reason.as_str()), "{reason:?}");
             names.push(reason.as_str());
         }

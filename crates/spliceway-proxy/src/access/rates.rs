@@ -19,7 +19,7 @@ use std::time::Duration;
 use spliceway::RateLimit;
 use tokio::time::Instant;
 
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 pub(crate) use units::{ByteRate, bytes};
 
 /// The time for which a client without sessions keeps its buckets. A bucket is full again after a
@@ -54,17 +54,14 @@ pub(crate) struct Rates {
 /// The buckets of a service and of its clients.
 #[derive(Debug)]
 pub(crate) struct RateLimits {
-    rates: PerDirection<Rates>,
-    service: PerDirection<Option<RateLimit>>,
+    /// For bytes from clients, and to clients.
+    rates: [Rates; 2],
+    service: Limits,
     clients: Mutex<Clients>,
 }
 
-/// A pair of values: one for bytes from the client, and one for bytes to the client.
-#[derive(Debug, Clone, Default)]
-struct PerDirection<T> {
-    incoming: T,
-    outgoing: T,
-}
+/// Limits on bytes from the client, and to the client.
+type Limits = [Option<RateLimit>; 2];
 
 /// What limits allow, in bytes, for bytes from and to the client. `None` without a limit.
 pub(crate) type Balances = [Option<i64>; 2];
@@ -99,22 +96,16 @@ struct Clients {
 
 #[derive(Debug)]
 struct Client {
-    limits: PerDirection<Option<RateLimit>>,
+    limits: Limits,
     sessions: usize,
     /// The time at which the last session ended, if the client has no session.
     left: Option<Instant>,
 }
 
-impl PerDirection<Option<RateLimit>> {
-    fn as_refs(&self) -> [Option<&RateLimit>; 2] {
-        [self.incoming.as_ref(), self.outgoing.as_ref()]
-    }
-}
-
 impl SessionRates {
     /// Returns what the innermost limits allow, for bytes from and to the client.
     pub(crate) fn balances(&self) -> Balances {
-        balances([self.incoming.as_ref(), self.outgoing.as_ref()])
+        balances(&self.limits())
     }
 
     /// Adds the limits that all sessions of a user share, for bytes from and to the client.
@@ -128,18 +119,19 @@ impl SessionRates {
 
     /// Allows no more than another process would.
     pub(crate) fn lower(&self, balances: Balances) {
-        lower([self.incoming.as_ref(), self.outgoing.as_ref()], balances);
+        lower(&self.limits(), balances);
+    }
+
+    fn limits(&self) -> Limits {
+        [self.incoming.clone(), self.outgoing.clone()]
     }
 }
 
 impl RateLimits {
     pub(crate) fn new(incoming: Rates, outgoing: Rates) -> Arc<Self> {
         Arc::new(Self {
-            rates: PerDirection { incoming, outgoing },
-            service: PerDirection {
-                incoming: limit(incoming.service, None),
-                outgoing: limit(outgoing.service, None),
-            },
+            rates: [incoming, outgoing],
+            service: [incoming, outgoing].map(|rates| limit(rates.service, None)),
             clients: Mutex::default(),
         })
     }
@@ -155,9 +147,10 @@ impl RateLimits {
             Some(session) => self.enter(session.client, Instant::now()),
             None => self.service.clone(),
         };
+        let [incoming, outgoing] = self.within(&outer, |rates| rates.connection);
         SessionRates {
-            incoming: limit(self.rates.incoming.connection, outer.incoming.as_ref()),
-            outgoing: limit(self.rates.outgoing.connection, outer.outgoing.as_ref()),
+            incoming,
+            outgoing,
             session,
         }
     }
@@ -166,50 +159,52 @@ impl RateLimits {
     /// are full is left out, because it would have the same limits in another process. So are the
     /// clients above `most`.
     pub(crate) fn balances(&self, most: usize) -> (Balances, Vec<(IpAddr, Balances)>) {
-        let service = balances(self.service.as_refs());
+        let service = balances(&self.service);
         let clients = self.clients();
         let known = clients.buckets.iter().take(most);
         let used = known.filter_map(|(key, client)| {
             // A direction without a limit for each client has that of the service here.
-            let limits = [
-                self.rates.incoming.client.and(client.limits.incoming.as_ref()),
-                self.rates.outgoing.client.and(client.limits.outgoing.as_ref()),
-            ];
-            limits
-                .iter()
-                .flatten()
-                .any(|limit| is_used(limit))
-                .then(|| (key.ip(), balances(limits)))
+            let mut limits = client.limits.clone();
+            for (limit, rates) in limits.iter_mut().zip(&self.rates) {
+                limit.take_if(|_| rates.client.is_none());
+            }
+            let is_used = limits.iter().flatten().any(is_used);
+            is_used.then(|| (key.ip(), balances(&limits)))
         });
         (service, used.collect())
     }
 
     /// Allows the service and its clients no more than another process would.
     pub(crate) fn lower(&self, service: Balances, of_clients: impl Iterator<Item = (IpAddr, Balances)>, now: Instant) {
-        lower(self.service.as_refs(), service);
+        lower(&self.service, service);
         if !self.has_clients() {
             return;
         }
         for (client, balances) in of_clients {
             let key = ClientKey::from(client);
-            let limits = self.enter(key, now);
-            lower(limits.as_refs(), balances);
+            lower(&self.enter(key, now), balances);
             self.leave(key, now);
         }
     }
 
-    fn has_clients(&self) -> bool {
-        self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some()
+    /// Returns buckets of these rates within `outer`.
+    fn within(&self, outer: &Limits, rate: fn(&Rates) -> Option<ByteRate>) -> Limits {
+        let [incoming, outgoing] = &self.rates;
+        [
+            limit(rate(incoming), outer[0].as_ref()),
+            limit(rate(outgoing), outer[1].as_ref()),
+        ]
     }
 
-    fn enter(&self, client: ClientKey, now: Instant) -> PerDirection<Option<RateLimit>> {
+    fn has_clients(&self) -> bool {
+        self.rates.iter().any(|rates| rates.client.is_some())
+    }
+
+    fn enter(&self, client: ClientKey, now: Instant) -> Limits {
         let mut clients = self.clients();
         clients.forget(now);
         let client = clients.buckets.entry(client).or_insert_with(|| Client {
-            limits: PerDirection {
-                incoming: limit(self.rates.incoming.client, self.service.incoming.as_ref()),
-                outgoing: limit(self.rates.outgoing.client, self.service.outgoing.as_ref()),
-            },
+            limits: self.within(&self.service, |rates| rates.client),
             sessions: 0,
             left: None,
         });
@@ -262,8 +257,10 @@ impl Drop for ClientSession {
 
 /// Returns what these limits allow. What a limit owes is left out, because it is mostly what
 /// suspended relays have reserved and put back.
-fn balances(limits: [Option<&RateLimit>; 2]) -> Balances {
-    limits.map(|limit| limit.map(|limit| limit.balance().max(0)))
+fn balances(limits: &Limits) -> Balances {
+    limits
+        .each_ref()
+        .map(|limit| limit.as_ref().map(|limit| limit.balance().max(0)))
 }
 
 fn is_used(limit: &RateLimit) -> bool {
@@ -272,8 +269,8 @@ fn is_used(limit: &RateLimit) -> bool {
 
 /// Lowers these limits to what another process allows. It counts only for limits that exist in both
 /// processes. If a limit already allows less, it stays.
-fn lower(limits: [Option<&RateLimit>; 2], balances: Balances) {
-    for (limit, balance) in limits.into_iter().zip(balances) {
+fn lower(limits: &Limits, balances: Balances) {
+    for (limit, balance) in limits.iter().zip(balances) {
         if let (Some(limit), Some(balance)) = (limit, balance) {
             limit.set_balance(balance.min(limit.balance()));
         }
@@ -472,7 +469,7 @@ mod tests {
         session.outgoing.as_ref().unwrap().charge(150_000);
         let idle = old.of_session(ip(2));
         let (service, clients) = old.balances(10);
-        // What a limit owes does not move.
+        // What a limit owes is left out.
         assert_eq!(service, [Some(40_000), Some(0)]);
         assert_eq!(clients, [(ip(1).unwrap(), [Some(40_000), None])]);
         assert!(old.balances(0).1.is_empty());

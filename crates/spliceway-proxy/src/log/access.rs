@@ -47,12 +47,12 @@ static NOT_REOPENED: AtomicU64 = AtomicU64::new(0);
 /// What has been started.
 #[derive(Clone, Copy)]
 struct Access {
-    to: Place,
+    route: Route,
     format: Format,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Route {
     /// Among the lines of the log.
     Log,
     /// To the thread of the access log. A signal opens a file again.
@@ -67,25 +67,25 @@ enum Place {
 /// # Errors
 /// Returns an error if the file cannot be opened, or if the system cannot create a thread.
 pub(super) fn start(access: &AccessLog, format: Format, health: &Health) -> io::Result<()> {
-    let to = match access {
-        AccessLog::Stderr => Place::Log,
-        AccessLog::Off => Place::Nowhere,
+    let route = match access {
+        AccessLog::Stderr => Route::Log,
+        AccessLog::Off => Route::Nowhere,
         AccessLog::Stdout => {
             write_on_thread(
                 Output::new("the access log on stdout".to_owned(), Target::Stdout),
                 health,
             )?;
-            Place::Own { is_file: false }
+            Route::Own { is_file: false }
         }
         AccessLog::File(path) => {
             let name = format!("the access log {}", path.display());
             let open = created::watch(path, || OpenFile::open(path.clone()));
             let open = open.map_err(|error| io::Error::new(error.kind(), format!("cannot open {name}: {error}")))?;
             write_on_thread(Output::new(name, Target::File(open)), health)?;
-            Place::Own { is_file: true }
+            Route::Own { is_file: true }
         }
     };
-    let _ = ACCESS.set(Access { to, format });
+    let _ = ACCESS.set(Access { route, format });
     Ok(())
 }
 
@@ -104,10 +104,10 @@ pub(crate) fn record(is_failure: bool, fill: impl FnOnce(&mut Line)) {
     let (Some(access), Some(look)) = (ACCESS.get(), STARTED.get()) else {
         return;
     };
-    let (mut line, to) = match access.to {
-        Place::Nowhere => return,
-        Place::Own { .. } => (Line::new(access.format), &*LINES),
-        Place::Log => {
+    let (mut line, to) = match access.route {
+        Route::Nowhere => return,
+        Route::Own { .. } => (Line::new(access.format), &*LINES),
+        Route::Log => {
             let (level, is_enabled) = if is_failure {
                 (Level::WARN, tracing::enabled!(Level::WARN))
             } else {
@@ -128,7 +128,7 @@ pub(crate) fn record(is_failure: bool, fill: impl FnOnce(&mut Line)) {
 pub(super) fn flush(until: Instant) {
     if ACCESS
         .get()
-        .is_some_and(|access| matches!(access.to, Place::Own { .. }))
+        .is_some_and(|access| matches!(access.route, Route::Own { .. }))
     {
         LINES.flush(until);
     }
@@ -145,7 +145,7 @@ pub(crate) fn reopen_at_signal(health: &Health) -> io::Result<()> {
         while signals.recv().await.is_some() {
             match ACCESS.get() {
                 Some(Access {
-                    to: Place::Own { is_file: true },
+                    route: Route::Own { is_file: true },
                     ..
                 }) => LINES.reopen(),
                 _ => tracing::info!("USR1: there is no log file to open again"),

@@ -29,7 +29,7 @@ pub(crate) struct Traffic {
 /// lock for about 20 µs.
 const SLICE: usize = 128;
 
-/// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
+/// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they change
 /// between the two under the lock. So a reader that holds the lock counts each byte once, and never
 /// counts fewer bytes than before.
 #[derive(Default)]
@@ -67,7 +67,7 @@ struct Scan {
     next: usize,
     /// The bytes of relays that have ended, or were read.
     bytes: Bytes,
-    /// The same of associations.
+    /// The datagrams of associations that have ended, or were read.
     datagrams: DatagramSummary,
 }
 
@@ -169,8 +169,7 @@ impl Traffic {
         self.insert(stats, cancel, None)
     }
 
-    /// Does the same for a relay that resumes. Its counts so far are counted where it was
-    /// suspended.
+    /// Records that a relay resumes. Its counts so far are counted where it was suspended.
     pub(crate) fn resume(&self, stats: RelayStats, cancel: CancelHandle) -> usize {
         let before = Box::new(stats.snapshot());
         self.insert(stats, cancel, Some(before))
@@ -188,22 +187,22 @@ impl Traffic {
         })
     }
 
-    /// Records that the relay with this key has ended and moves no more bytes. Returns its summary,
+    /// Records that the relay with this key has ended and passes no more bytes. Returns its summary,
     /// with the counts that it arrived with.
     pub(crate) fn leave(&self, key: usize) -> RelaySummary {
         let mut ledger = self.ledger();
         let mut relay = ledger.running.remove(key);
         let summary = relay.stats.snapshot();
         relay.count_fallbacks(&summary, &mut ledger.fallbacks);
-        let moved = relay.moved(&summary);
-        ledger.ended.add(&moved);
+        let passed = relay.passed(&summary);
+        ledger.ended.add(&passed);
         if let Some(scan) = ledger.scan.as_mut().filter(|scan| key >= scan.next) {
-            scan.bytes.add(&moved);
+            scan.bytes.add(&passed);
         }
         summary
     }
 
-    /// Returns the totals. A byte that moves meanwhile may be missing. No later call returns less.
+    /// Returns the totals. A byte that passes meanwhile may be missing. No later call returns less.
     ///
     /// The lock of the ledger is held for one slice at a time, because every session that begins or
     /// ends waits for it. A sum of 50,000 relays takes several milliseconds.
@@ -241,7 +240,7 @@ impl Traffic {
             };
             let summary = relay.stats.snapshot();
             relay.count_fallbacks(&summary, &mut ledger.fallbacks);
-            scan.bytes.add(&relay.moved(&summary));
+            scan.bytes.add(&relay.passed(&summary));
         }
         let is_last = scan.next >= ledger.running.capacity().max(ledger.associations.capacity());
         let Scan {
@@ -310,17 +309,17 @@ fn add_to<T: PartialEq>(counts: &mut Vec<(T, u64)>, what: T, count: u64) {
 
 impl Running {
     /// Returns the part of the counts that belongs to this process.
-    fn moved(&self, summary: &RelaySummary) -> RelaySummary {
-        let mut moved = *summary;
+    fn passed(&self, summary: &RelaySummary) -> RelaySummary {
+        let mut passed = *summary;
         if let Some(before) = &self.before {
-            let ways = [(&mut moved.a_to_b, before.a_to_b), (&mut moved.b_to_a, before.b_to_a)];
+            let ways = [(&mut passed.a_to_b, before.a_to_b), (&mut passed.b_to_a, before.b_to_a)];
             for (way, before) in ways {
                 way.spliced -= before.spliced;
                 way.copied -= before.copied;
                 way.lost -= before.lost.min(way.lost);
             }
         }
-        moved
+        passed
     }
 
     fn count_fallbacks(&mut self, summary: &RelaySummary, fallbacks: &mut [u64; Reason::ALL.len()]) {

@@ -143,7 +143,7 @@ impl Counters {
             return;
         }
         let found = self.0.iter().position(|counter| counter.0 == now);
-        let mut counter = found.map_or(Counter(now, 0, 0), |place| self.0.remove(place));
+        let mut counter = found.map_or(Counter(now, 0, 0), |index| self.0.remove(index));
         counter.1 = counter.1.saturating_add(bytes);
         self.0.insert(0, counter);
         self.0.truncate(KEPT);

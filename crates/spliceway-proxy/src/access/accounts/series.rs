@@ -100,7 +100,7 @@ impl Accounts {
             account.settle(&mut state, date);
             unsaved += state.unsaved;
             let sums = match sums.binary_search_by(|sums| (*sums.user).cmp(user)) {
-                Ok(place) => &mut sums[place],
+                Ok(index) => &mut sums[index],
                 Err(_) => &mut others,
             };
             sums.sessions += state.sessions;
@@ -138,8 +138,8 @@ mod tests {
             assert!(!session.account().count(7), "there is no quota");
         }
         let (sums, unsaved) = accounts.sums();
-        let of = |place: usize| {
-            let sums: &Sums = &sums[place];
+        let of = |index: usize| {
+            let sums: &Sums = &sums[index];
             (&*sums.user, sums.sessions, sums.counted)
         };
         assert_eq!((sums.len(), unsaved), (LABELS_MAX + 1, 28));

@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
 use super::digest::Digest;
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 
 /// The maximum number of passwords. Each of them uses about 200 bytes. The least recently used one
 /// is dropped first.

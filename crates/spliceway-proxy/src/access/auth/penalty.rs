@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::turns::{Turn, Turns};
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 
 /// The number of failures without a penalty, for a mistyped name or password.
 const FREE: u32 = 3;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex as Turnstile, OwnedMutexGuard};
 
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 
 /// The maximum number of waiting passwords from one client. Further passwords are turned away,
 /// because each one waits for all checks before it.
@@ -33,12 +33,12 @@ struct Waiters {
 
 /// A client's turn, which lasts until it is dropped.
 pub(crate) struct Turn<'turns> {
-    // The guard is dropped before the place, because dropping the last place removes the turnstile.
+    // The guard is dropped before the seat, because dropping the last seat removes the turnstile.
     _turn: OwnedMutexGuard<()>,
-    _place: Place<'turns>,
+    _seat: Seat<'turns>,
 }
 
-struct Place<'turns> {
+struct Seat<'turns> {
     turns: &'turns Turns,
     client: Key,
 }
@@ -57,10 +57,10 @@ impl Turns {
             waiters.count += 1;
             Arc::clone(&waiters.turnstile)
         };
-        let place = Place { turns: self, client };
+        let seat = Seat { turns: self, client };
         Some(Turn {
             _turn: turnstile.lock_owned().await,
-            _place: place,
+            _seat: seat,
         })
     }
 
@@ -70,7 +70,7 @@ impl Turns {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let mut clients = self.turns.clients();
         let Some(waiters) = clients.get_mut(&self.client) else {

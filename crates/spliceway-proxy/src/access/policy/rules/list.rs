@@ -194,10 +194,10 @@ fn label_bit(count: usize) -> u128 {
         .unwrap_or(0)
 }
 
-fn add_to(place: &mut Option<PortSet>, ports: &Ports) {
-    match place {
+fn add_to(ports_of: &mut Option<PortSet>, ports: &Ports) {
+    match ports_of {
         Some(set) => set.add(ports),
-        None => *place = Some(PortSet::of(ports)),
+        None => *ports_of = Some(PortSet::of(ports)),
     }
 }
 
