@@ -20,7 +20,7 @@ use spliceway_operator as operator;
 use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Source, settle};
 use action::Action;
-use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
+use args::ServiceArgs;
 
 #[cfg(test)]
 pub(crate) use tests::typed;
@@ -207,39 +207,32 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    forward: Option<ForwardArgs>,
-    #[command(flatten)]
-    common: CommonArgs,
+    forward: ServiceArgs,
 }
 
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Forward a port to one target, or to several backends
     #[command(after_help = FORWARD_EXAMPLES, after_long_help = long_help!(FORWARD_EXAMPLES))]
-    Forward {
-        #[command(flatten)]
-        forward: ForwardArgs,
-        #[command(flatten)]
-        common: CommonArgs,
-    },
+    Forward(ServiceArgs),
     /// Serve SOCKS5: CONNECT, BIND and UDP ASSOCIATE
     #[command(after_help = SOCKS5_EXAMPLES, after_long_help = long_help!(SOCKS5_EXAMPLES))]
-    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
-    Socks5(ProxyCommand),
+    #[command(mut_arg("listen", |listen| listen.required(false).default_value("127.0.0.1:1080")))]
+    Socks5(ServiceArgs),
     /// Serve HTTP: CONNECT, and requests with an absolute URI
     #[command(after_help = HTTP_EXAMPLES, after_long_help = long_help!(HTTP_EXAMPLES))]
-    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:8080")))]
-    Http(ProxyCommand),
+    #[command(mut_arg("listen", |listen| listen.required(false).default_value("127.0.0.1:8080")))]
+    Http(ServiceArgs),
     /// Serve SOCKS4, SOCKS4a, SOCKS5 and HTTP on one port
     #[command(after_help = MIXED_EXAMPLES, after_long_help = long_help!(MIXED_EXAMPLES))]
-    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
-    Mixed(ProxyCommand),
+    #[command(mut_arg("listen", |listen| listen.required(false).default_value("127.0.0.1:1080")))]
+    Mixed(ServiceArgs),
     /// Serve clients whose connections a firewall rule has redirected here
     #[command(after_help = TRANSPARENT_EXAMPLES, after_long_help = long_help!(TRANSPARENT_EXAMPLES))]
-    Transparent(TransparentCommand),
+    Transparent(ServiceArgs),
     /// Forward TLS clients by the name that they state, without decryption
     #[command(after_help = SNI_EXAMPLES, after_long_help = long_help!(SNI_EXAMPLES))]
-    Sni(SniCommand),
+    Sni(ServiceArgs),
     /// Serve what a configuration file describes
     #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
     Run {
@@ -406,9 +399,7 @@ impl Cli {
                 Ok(Action::Print(print::toml(config)))
             }
             _ => {
-                let config = self
-                    .config()
-                    .expect("clap requires --listen and --remote without a subcommand");
+                let config = self.config().expect("every other command serves");
                 let source = Source::CommandLine(Box::new(config));
                 let settings = source.settings().map_err(Refused::Usage)?;
                 Ok(Action::Serve(Box::new(settings), source))
@@ -418,15 +409,16 @@ impl Cli {
 
     /// Returns the configuration that the flags mean, or `None` for a command that has none.
     fn config(self) -> Option<Config> {
-        Some(match (self.command, self.forward) {
-            (Some(Command::Forward { forward, common }), _) => forward.config(common),
-            (Some(Command::Socks5(command)), _) => command.config(KindArg::Socks5),
-            (Some(Command::Http(command)), _) => command.config(KindArg::Http),
-            (Some(Command::Mixed(command)), _) => command.config(KindArg::Mixed),
-            (Some(Command::Transparent(command)), _) => command.config(),
-            (Some(Command::Sni(command)), _) => command.config(),
-            (None, Some(forward)) => forward.config(self.common),
+        let (args, kind) = match self.command {
+            None => (self.forward, KindArg::Forward),
+            Some(Command::Forward(args)) => (args, KindArg::Forward),
+            Some(Command::Socks5(args)) => (args, KindArg::Socks5),
+            Some(Command::Http(args)) => (args, KindArg::Http),
+            Some(Command::Mixed(args)) => (args, KindArg::Mixed),
+            Some(Command::Transparent(args)) => (args, KindArg::Transparent),
+            Some(Command::Sni(args)) => (args, KindArg::Sni),
             _ => return None,
-        })
+        };
+        Some(args.config(kind))
     }
 }

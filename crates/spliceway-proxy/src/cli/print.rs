@@ -8,13 +8,11 @@ use serde_json::Value as Json;
 #[cfg(test)]
 mod tests;
 
-use super::Cli;
 use crate::access::policy::TargetRules;
 use crate::net::listener::Transport;
-use crate::settings::config::keys::{Keys, flag_of};
-use crate::settings::config::{Config, File, List, Records, Rule, Value};
+use crate::settings::config::keys::Keys;
+use crate::settings::config::{AUTH_VARIABLE, Config, File, List, Records, Rule, UPSTREAM_VARIABLE, Value, declared};
 use crate::settings::{Kind, Settings};
-use clap::CommandFactory;
 
 /// Returns the file that means `config`. It has no secrets, and names the variables that must hold
 /// them.
@@ -30,10 +28,7 @@ pub(super) fn toml(mut config: Config) -> String {
         service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
     }
     let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
-    for variable in [
-        crate::settings::config::AUTH_VARIABLE,
-        crate::settings::config::UPSTREAM_VARIABLE,
-    ] {
+    for variable in [AUTH_VARIABLE, UPSTREAM_VARIABLE] {
         if file.contains(&format!("\"${{{variable}}}\"")) {
             let _ = writeln!(
                 text,
@@ -103,9 +98,8 @@ pub(super) fn schema() -> String {
     schema["required"] = vec!["service"].into();
     schema["properties"]["service"]["items"]["required"] = vec!["kind", "listen"].into();
     schema["properties"]["user"]["items"]["required"] = vec!["name"].into();
-    let command = Cli::command();
     for (path, key) in keys.all() {
-        if let Some(help) = help_of(&command, &path, &key) {
+        if let Some(declared) = declared(&path, &key) {
             let pointer = path.split('.').fold(String::new(), |pointer, table| {
                 let items = match table {
                     "service" | "backend" => "/items",
@@ -116,19 +110,9 @@ pub(super) fn schema() -> String {
                 format!("{pointer}/properties/{table}{items}")
             });
             if let Some(Json::Object(key)) = schema.pointer_mut(&format!("{pointer}/properties/{key}")) {
-                key.insert("description".to_owned(), help.into());
+                key.insert("description".to_owned(), declared.help().into());
             }
         }
     }
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
-}
-
-/// Returns the help text of the flag with the meaning of this key.
-pub(super) fn help_of(command: &clap::Command, path: &str, key: &str) -> Option<String> {
-    let flag = flag_of(path, key)?;
-    let mut all = std::iter::once(command).chain(command.get_subcommands());
-    all.find_map(|command| {
-        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(&flag))?;
-        arg.get_help().map(ToString::to_string)
-    })
 }

@@ -1,33 +1,12 @@
 //! Checks the backends of a forwarder, and how clients are spread over them.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use super::origin::Fault;
-use crate::reach::balance::{
-    BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members, Policy,
-};
-use crate::settings::config::{self, or, parsed};
+use crate::reach::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members};
+use crate::settings::config::{self, Table, or, parsed};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::proxy;
-
-/// Sessions differ in length, so equal numbers of new sessions are not equal load. Backends with
-/// equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
-const BALANCE: Policy = Policy::LeastConn;
-/// The clients that wait for a backend with a limit on sessions.
-const QUEUE: usize = 1024;
-/// One failure may be an accident, and each one costs only an attempt.
-const EJECT_AFTER: u32 = 3;
-/// A backend that restarts is soon back, and one that does not doubles the time.
-const EJECT_TIME: Duration = Duration::from_secs(5);
-/// One of two backends may be ejected, two of three, and three of four.
-const EJECT_MAX: u32 = 75;
-/// HAProxy's defaults.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-const CHECK_RISE: NonZeroU32 = NonZeroU32::new(2).expect("not 0");
-const CHECK_FALL: NonZeroU32 = NonZeroU32::new(3).expect("not 0");
-/// With `least-conn`, a backend without sessions would otherwise get all new clients.
-const SLOW_START: Duration = Duration::from_secs(10);
 
 /// Returns how clients are spread over backends. A forwarder with one target has nothing to spread.
 pub(super) fn balance(
@@ -38,32 +17,24 @@ pub(super) fn balance(
     let is_special = |backend: &BackendSettings| backend.max_conns.is_some() || backend.members != Members::One;
     let is_needed = backends.len() > 1 || check.is_some() || backends.iter().any(is_special);
     Ok(is_needed.then(|| BalanceSettings {
-        policy: or(&service.balance, BALANCE),
+        policy: service.balance(),
         backends,
         eject: EjectSettings {
-            after: NonZeroU32::new(or(&service.eject_after, EJECT_AFTER)),
-            time: or(&service.eject_time, EJECT_TIME),
-            max_percent: or(&service.eject_max, EJECT_MAX),
+            after: NonZeroU32::new(service.eject_after()),
+            time: service.eject_time(),
+            max_percent: service.eject_max(),
         },
-        queue_max: or(&service.queue, QUEUE),
+        queue_max: service.queue(),
         check,
-        slow_start: or(&service.slow_start, SLOW_START),
+        slow_start: service.slow_start(),
     }))
 }
 
 fn check(service: &config::Service) -> Result<Option<CheckSettings>, Fault> {
     let Some(check) = &service.check else {
-        let keys = [
-            service.check_expect.as_ref().map(|value| ("check_expect", value.at())),
-            service
-                .check_interval
-                .as_ref()
-                .map(|value| ("check_interval", value.at())),
-            service.check_rise.as_ref().map(|value| ("check_rise", value.at())),
-            service.check_fall.as_ref().map(|value| ("check_fall", value.at())),
-        ];
-        return match keys.into_iter().flatten().next() {
-            Some((key, at)) => Err(Fault::new(at, key, "needs check, such as check = \"connect\"")),
+        let mut keys = service.given().filter(|(key, _)| key.name.starts_with("check_"));
+        return match keys.next() {
+            Some((key, at)) => Err(Fault::new(at, key.name, "needs check, such as check = \"connect\"")),
             None => Ok(None),
         };
     };
@@ -75,9 +46,9 @@ fn check(service: &config::Service) -> Result<Option<CheckSettings>, Fault> {
     let introduction = parsed(&service.send_proxy).map(|version| proxy::encode(version, None, None, &[]));
     Ok(Some(CheckSettings {
         probe,
-        interval: or(&service.check_interval, CHECK_INTERVAL),
-        rise: or(&service.check_rise, CHECK_RISE).get(),
-        fall: or(&service.check_fall, CHECK_FALL).get(),
+        interval: service.check_interval(),
+        rise: service.check_rise().get(),
+        fall: service.check_fall().get(),
         introduction: introduction.unwrap_or_default(),
     }))
 }

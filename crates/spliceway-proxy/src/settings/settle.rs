@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use spliceway::{Engine, PipeSize};
-use tracing_subscriber::filter::LevelFilter;
 
 use super::backends::{backends, balance};
 use super::chains;
@@ -22,27 +20,15 @@ use super::user_limits::{check_saved, user_limits};
 use super::users::users;
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
-use crate::log::{AccessLog, Format, LogSettings};
+use crate::log::LogSettings;
 use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::transparent::Interception;
 use crate::reach::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Config, KindArg, List, Rate, Value, Word, all, or, parsed};
+use crate::settings::config::{self, Choice, Config, Key, KindArg, List, Rate, Table, Value, Word, all, or, parsed};
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::origin::{Fault, Origin};
 use spliceway_protocol::address::ListenAddress;
-
-const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// The time limit for a handshake. A PROXY header is the only handshake of a forwarder, and a
-/// ClientHello is the handshake of a router of TLS clients.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-const IDLE_TIME: Duration = Duration::from_secs(60 * 60);
-const HALF_CLOSE_TIME: Duration = Duration::from_secs(60);
-/// The silence after which most NATs and firewalls forget a flow of datagrams too.
-const UDP_TIME: Duration = Duration::from_secs(60);
-const DRAIN_TIME: Duration = Duration::from_secs(30);
-const AUTH_PENALTY: Duration = Duration::from_secs(60);
-const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
 
 /// Where settings come from. A reload reads them again.
 #[derive(Debug)]
@@ -90,14 +76,14 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         user,
         service,
     } = config;
-    let drain = or(&timeouts.drain, DRAIN_TIME);
+    let drain = timeouts.drain();
     let timeouts = Timeouts {
-        handshake: or(&timeouts.handshake, HANDSHAKE_TIME),
-        connect: or(&timeouts.connect, CONNECT_TIME),
-        idle: unless_zero(or(&timeouts.idle, IDLE_TIME)),
-        half_close: unless_zero(or(&timeouts.half_close, HALF_CLOSE_TIME)),
-        udp: or(&timeouts.udp, UDP_TIME),
-        max_session: unless_zero(or(&limits.max_session, Duration::ZERO)),
+        handshake: timeouts.handshake(),
+        connect: timeouts.connect(),
+        idle: unless_zero(timeouts.idle()),
+        half_close: unless_zero(timeouts.half_close()),
+        udp: timeouts.udp(),
+        max_session: unless_zero(limits.max_session()),
     };
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     let mut lists = Lists::new(user);
@@ -123,10 +109,10 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         users,
         sessions: SessionSettings {
             timeouts,
-            engine: parsed(&engine.splice).map_or(Engine::Auto, Into::into),
-            pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),
-            spin: parsed(&engine.spin).unwrap_or_default(),
-            max_dials_per_ip: or(&limits.max_dials_per_ip, MAX_DIALS_PER_IP),
+            engine: engine.splice().into(),
+            pipe_size: engine.pipe_size().into(),
+            spin: engine.spin(),
+            max_dials_per_ip: limits.max_dials_per_ip(),
         },
         drain,
         limits: Limits {
@@ -140,13 +126,14 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         },
         workers: or(&engine.workers, processors()),
         log: LogSettings {
-            level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
-            format: parsed(&log.format).map_or(Format::Text, Into::into),
-            access: log.access.as_ref().map_or(AccessLog::Stderr, |access| {
-                access.place(origin.folder_of(access.at()).as_deref())
-            }),
+            level: log.level().into(),
+            format: log.format().into(),
+            access: log.access.as_ref().map_or_else(
+                || log.access(),
+                |access| access.place(origin.folder_of(access.at()).as_deref()),
+            ),
         },
-        record_interval: parsed(&log.record_interval).and_then(unless_zero),
+        record_interval: unless_zero(log.record_interval()),
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
@@ -188,9 +175,10 @@ fn settle_service(
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
     let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
-    let transport = match or(&service.udp, false) {
-        true => Transport::Datagrams,
-        false => Transport::Streams,
+    let transport = if or(&service.udp, false) {
+        Transport::Datagrams
+    } else {
+        Transport::Streams
     };
     if transport == Transport::Datagrams {
         udp::check(&service, &backends)?;
@@ -207,9 +195,10 @@ fn settle_service(
         users,
         targets,
         user_targets,
-        auth_penalty: match has_fixed_targets {
-            true => Duration::ZERO,
-            false => or(&service.auth_penalty, AUTH_PENALTY),
+        auth_penalty: if has_fixed_targets {
+            Duration::ZERO
+        } else {
+            service.auth_penalty()
         },
         // The operator has chosen the targets, and clients cannot choose others.
         open: has_fixed_targets || or(&service.open, false),
@@ -258,63 +247,54 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
     check_open(service, Clients::of(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
 }
 
-/// The keys that only proxies have, because other clients do not name their targets.
-fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool); 8] {
-    fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> (&'static str, Option<usize>, bool) {
-        (key, value.as_ref().and_then(Value::at), value.is_some())
-    }
-    fn list<W: Word>(key: &'static str, list: &Option<List<W>>) -> (&'static str, Option<usize>, bool) {
-        (key, list.as_ref().and_then(List::at), list.is_some())
-    }
-    [
-        key("auth_file", &service.auth_file),
-        key("auth", &service.auth),
-        key("auth_penalty", &service.auth_penalty),
-        key("open", &service.open),
-        list("allow_private", &service.allow_private),
-        list("to_allow", &service.to_allow),
-        list("to_deny", &service.to_deny),
-        key("advertise", &service.advertise),
-    ]
+/// Checks that services of this kind have each key that is given.
+fn check_kind(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
+    // Every kind of service may say that it does not forward datagrams.
+    let is_off = |key: &Key| key.name == "udp" && !or(&service.udp, false);
+    let mut wrong = service.given().filter(|(key, _)| !key.is_of(kind) && !is_off(key));
+    let Some((key, at)) = wrong.next() else {
+        return Ok(());
+    };
+    let name = Value::<Choice<KindArg>>::chosen;
+    let why = match (key.kinds(), kind) {
+        ([KindArg::Forward], KindArg::Sni) => {
+            "is only for kind = \"forward\": write `route` and `default_target`".to_owned()
+        }
+        ([KindArg::Forward], _) => {
+            "is only for kind = \"forward\": remove it, because the clients of a proxy name the target".to_owned()
+        }
+        ([only], _) => format!("is only for kind = {:?}: remove it", name(*only)),
+        ([one, other], _) => format!("is only for kind = {:?} and {:?}: remove it", name(*one), name(*other)),
+        (_, KindArg::Transparent) => {
+            "is not for kind = \"transparent\": remove it, because its clients do not know that there is a proxy"
+                .to_owned()
+        }
+        _ => format!(
+            "is not for kind = {:?}: remove it. `allow` and `deny` restrict the clients of such a service",
+            name(kind)
+        ),
+    };
+    Err(Fault::new(at, key.name, why))
 }
 
-/// Checks the keys that have to do with transparent proxying.
+/// Checks what a key of transparent proxying contradicts.
 fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
-    let wrong = |at, key, why: &str| Err(Fault::new(at, key, why.to_owned()));
-    let is_transparent = kind == KindArg::Transparent;
-    if let Some(tproxy) = service.tproxy.as_ref().filter(|_| !is_transparent) {
-        return wrong(tproxy.at(), "tproxy", "is only for kind = \"transparent\": remove it");
+    let keeps_client = service.transparent_source.as_ref().filter(|keep| keep.parsed());
+    if let Some(keep) = keeps_client.filter(|_| service.upstream_proxy.is_some() || service.bind_source.is_some()) {
+        let why = "contradicts upstream_proxy and bind_source: a target sees only one source";
+        return Err(Fault::new(keep.at(), "transparent_source", why));
     }
-    if let Some(keep) = &service.transparent_source {
-        let key = "transparent_source";
-        if !is_transparent && kind != KindArg::Forward {
-            let why = "is only for kind = \"transparent\" and \"forward\": remove it";
-            return wrong(keep.at(), key, why);
-        }
-        let has_other = service.upstream_proxy.is_some() || service.bind_source.is_some();
-        if keep.parsed() && has_other {
-            let why = "contradicts upstream_proxy and bind_source: a target sees only one source";
-            return wrong(keep.at(), key, why);
-        }
-    }
-    if !is_transparent {
+    if kind != KindArg::Transparent {
         return Ok(());
     }
     if let Some(accept) = &service.accept_proxy {
         let why = "is not for kind = \"transparent\": a redirected connection has no PROXY header";
-        return wrong(accept.at(), "accept_proxy", why);
-    }
-    let of_users = of_proxies(service)
-        .into_iter()
-        .find(|(key, _, is_given)| *is_given && !matches!(*key, "open" | "allow_private" | "to_allow" | "to_deny"));
-    if let Some((key, at, _)) = of_users {
-        let why = "is not for kind = \"transparent\": remove it, because its clients do not know that there is a proxy";
-        return wrong(at, key, why);
+        return Err(Fault::new(accept.at(), "accept_proxy", why));
     }
     let mut listen = service.listen.iter().flat_map(|listen| listen.iter());
     if let Some(unix) = listen.find(|range| matches!(range.parsed().first, ListenAddress::Unix { .. })) {
         let why = "is a Unix socket: expected an address and a port, because a firewall redirects TCP connections";
-        return wrong(unix.at(), "listen", why);
+        return Err(Fault::new(unix.at(), "listen", why));
     }
     Ok(())
 }
@@ -328,18 +308,9 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
             format!("expected one of {kinds}, such as kind = \"socks5\""),
         ));
     };
+    check_kind(service, kind)?;
     check_transparent(service, kind)?;
-    if let Some((key, at)) = of_forwarders(service).filter(|_| kind != KindArg::Forward) {
-        let why = match kind {
-            KindArg::Sni => "is only for kind = \"forward\": write `route` and `default_target`",
-            _ => "is only for kind = \"forward\": remove it, because the clients of a proxy name the target",
-        };
-        return Err(Fault::new(at, key, why));
-    }
-    if let Some((key, at)) = of_routers(service).filter(|_| kind != KindArg::Sni) {
-        return Err(Fault::new(at, key, "is only for kind = \"sni\": remove it"));
-    }
-    let kind = match kind {
+    Ok(match kind {
         KindArg::Forward => {
             let expected = "expected the target, such as to = \"example.com:80\"";
             let first = backends(service)?.into_iter().next();
@@ -355,27 +326,7 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
         KindArg::Transparent if or(&service.tproxy, false) => Kind::Transparent(Interception::Tproxy),
         KindArg::Transparent => Kind::Transparent(Interception::Redirect),
         KindArg::Mixed => Kind::Mixed,
-    };
-    let of_proxies = of_proxies(service).into_iter().find(|(.., is_given)| *is_given);
-    if let Some((key, at, _)) = of_proxies.filter(|_| kind.has_fixed_targets()) {
-        let why = format!(
-            "is not for kind = \"{}\": remove it. `allow` and `deny` restrict the clients of such a service",
-            kind.name()
-        );
-        return Err(Fault::new(at, key, why));
-    }
-    Ok(kind)
-}
-
-/// Returns a key that only routers of TLS clients have, if there is one.
-fn of_routers(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
-    let route = service.route.as_ref().map(|route| ("route", route.at()));
-    let default = service
-        .default_target
-        .as_ref()
-        .map(|default| ("default_target", default.at()));
-    let not_tls = service.not_tls.as_ref().map(|target| ("not_tls", target.at()));
-    route.or(default).or(not_tls)
+    })
 }
 
 /// Returns the routes of TLS clients, or `None` if there is no route.
@@ -392,33 +343,6 @@ fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
     })?;
     let others = (parsed(&service.default_target), parsed(&service.not_tls));
     Ok(Some(Arc::new(routes.with_others(others.0, others.1))))
-}
-
-/// Returns a key that only forwarders have, if there is one.
-fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
-    fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> Option<(&'static str, Option<usize>)> {
-        value.as_ref().map(|value| (key, value.at()))
-    }
-    let to = service.to.as_ref().map(|to| ("to", to.at()));
-    let backend = service.backend.as_ref();
-    let backend = backend.map(|all| ("backend", all.iter().find_map(config::Backend::at)));
-    let others = [
-        key("balance", &service.balance),
-        key("each_address", &service.each_address),
-        key("queue", &service.queue),
-        key("eject_after", &service.eject_after),
-        key("eject_time", &service.eject_time),
-        key("eject_max", &service.eject_max),
-        key("check", &service.check),
-        key("check_expect", &service.check_expect),
-        key("check_interval", &service.check_interval),
-        key("check_rise", &service.check_rise),
-        key("check_fall", &service.check_fall),
-        key("slow_start", &service.slow_start),
-    ];
-    let udp = service.udp.as_ref().filter(|udp| udp.parsed());
-    let udp = udp.map(|udp| ("udp", udp.at()));
-    to.or(backend).or(udp).or_else(|| others.into_iter().flatten().next())
 }
 
 fn accept_proxy(service: &config::Service) -> Result<Option<AcceptProxy>, Fault> {
@@ -467,7 +391,7 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
         }
     }
     Ok(DialSettings {
-        resolver: parsed(&service.dns).unwrap_or_default(),
+        resolver: service.dns(),
         sockets: SocketSettings {
             source_v4,
             source_v6,

@@ -1,9 +1,9 @@
-//! The keys of the tables: their flags, their JSON schema, and help for a key that does not exist.
+//! The JSON schema of the tables, and help for a key that does not exist.
 
 use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
 
-use super::Config;
+use super::{Config, declared};
 
 /// Two texts that differ more than this are no spelling mistakes of each other.
 const SIMILAR: f64 = 0.75;
@@ -70,7 +70,7 @@ impl Keys {
         // A flag has one place, and a name such as `max_conns` has several.
         let by_flag = all
             .iter()
-            .find(|(path, name)| flag_of(path, name).as_ref() == Some(&flag));
+            .find(|(path, name)| declared(path, name).is_some_and(|key| key.long() == Some(&flag)));
         by_flag.or_else(|| all.iter().find(|(_, name)| name == key)).cloned()
     }
 }
@@ -126,26 +126,6 @@ fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a 
     let best = rated.filter(|(likeness, _)| *likeness >= SIMILAR);
     best.max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, key)| key.as_str())
-}
-
-/// Returns the flag that has the meaning of a key. `name` and `kind` have none. The keys
-/// of a backend are options in the text of its flag.
-pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
-    let flag = key.replace('_', "-");
-    match (path, key) {
-        ("service", "name" | "kind") => None,
-        ("admin", "socket") => Some("admin".to_owned()),
-        ("user", "name") => None,
-        ("user", "allow_private" | "to_allow" | "to_deny") => Some(flag),
-        ("user" | "defaults.user", _) => Some(format!("user-{flag}")),
-        ("service" | "service.backend", "to") => Some("remote".to_owned()),
-        ("service.backend", _) => None,
-        ("timeouts", _) => Some(format!("{flag}-timeout")),
-        ("log", "access") => Some("access-log".to_owned()),
-        ("log", "record_interval") => Some(flag),
-        ("log", _) => Some(format!("log-{flag}")),
-        _ => Some(flag),
-    }
 }
 
 /// Checks that a text of a file has no password in it.

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::str::FromStr;
 
+use clap::builder::ValueParser;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as _, SeqAccess, Unexpected, Visitor};
 use serde::ser::SerializeSeq;
@@ -13,7 +14,7 @@ use toml::Spanned;
 
 /// The kind of value that a key and a flag take. The command line and files parse it by the same
 /// function.
-pub(crate) trait Word {
+pub(crate) trait Word: Sized + 'static {
     type Parsed: Clone + Send + Sync + 'static;
     /// How a file writes the value.
     const FORM: Form;
@@ -21,6 +22,11 @@ pub(crate) trait Word {
     /// # Errors
     /// Returns a message that describes the expected form.
     fn parse(text: &str) -> Result<Self::Parsed, String>;
+
+    /// Returns the parser of flags.
+    fn parser() -> ValueParser {
+        ValueParser::new(str::parse::<Value<Self>>)
+    }
 
     /// The values, if there are only a few.
     fn choices() -> Vec<String> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use clap::builder::{EnumValueParser, TypedValueParser};
+use clap::builder::{EnumValueParser, TypedValueParser, ValueParser};
 use ipnet::IpNet;
 use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
 use spliceway_protocol::proxy;
@@ -145,15 +145,15 @@ impl<E: ValueEnum + Send + Sync + 'static> Word for Choice<E> {
         E::from_str(text, true).map_err(|_| format!("expected one of {}", Self::choices().join(", ")))
     }
 
+    /// The help lists the values.
+    fn parser() -> ValueParser {
+        ValueParser::new(EnumValueParser::<E>::new().map(Value::<Self>::chosen))
+    }
+
     fn choices() -> Vec<String> {
         let names = E::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         names.map(|value| value.get_name().to_owned()).collect()
     }
-}
-
-/// Returns the parser of a flag with a few values, which the help lists.
-pub(crate) fn choice<E: ValueEnum + Send + Sync + 'static>() -> impl TypedValueParser<Value = Value<Choice<E>>> {
-    EnumValueParser::<E>::new().map(Value::chosen)
 }
 
 impl<E: ValueEnum + Send + Sync + 'static> Value<Choice<E>> {
