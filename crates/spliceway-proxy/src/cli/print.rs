@@ -10,7 +10,7 @@ mod tests;
 
 use crate::access::policy::TargetRules;
 use crate::net::listener::Transport;
-use crate::settings::config::keys::Keys;
+use crate::settings::config::schema::Schema;
 use crate::settings::config::{AUTH_VARIABLE, Config, File, List, Records, Rule, UPSTREAM_VARIABLE, Value, declared};
 use crate::settings::{Kind, Settings};
 
@@ -92,13 +92,13 @@ fn counted(count: usize, what: &str) -> String {
 
 /// Returns the JSON schema of a file. The help of a key is that of its flag.
 pub(super) fn schema() -> String {
-    let keys = Keys::new();
-    let mut schema = keys.schema().clone();
+    let tables = Schema::new();
+    let mut schema = tables.json().clone();
     schema["title"] = "spliceway.toml".into();
     schema["required"] = vec!["service"].into();
     schema["properties"]["service"]["items"]["required"] = vec!["kind", "listen"].into();
     schema["properties"]["user"]["items"]["required"] = vec!["name"].into();
-    for (path, key) in keys.all() {
+    for (path, key) in tables.all() {
         if let Some(declared) = declared(&path, &key) {
             let pointer = path.split('.').fold(String::new(), |pointer, table| {
                 let items = match table {

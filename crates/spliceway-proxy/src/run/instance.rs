@@ -224,7 +224,7 @@ impl Instance {
             let is_here = |name| settings.services.iter().any(|service| service.name == name);
             let names = before.services.iter().map(|service| service.name);
             changes.removed = names.filter(|name| !is_here(*name)).collect();
-            changes.needs_restart = settings.fixed_differences(before);
+            changes.needs_restart = settings.written.fixed_differences(&before.written);
             changes.has_other_users_limits = settings.users != before.users;
         }
         changes

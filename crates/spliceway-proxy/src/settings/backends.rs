@@ -88,7 +88,7 @@ pub(super) fn backends(service: &config::Service) -> Result<Vec<BackendSettings>
             ));
         }
     }
-    let each_address = or(&service.each_address, false);
+    let each_address = service.each_address();
     for (backend, at) in &mut backends {
         if each_address && matches!(backend.targets.first, Target::Name(..)) && backend.members == Members::One {
             backend.members = Members::EachAddress;

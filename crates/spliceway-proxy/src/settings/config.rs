@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A value is parsed here, and every other check is in the second step. Each key has the word of
-//! its flag. A new key is a line in a table below, a line in `cli/args.rs`, and its meaning in
-//! `settings/settle.rs`.
+//! its flag. A new key is a line in `config/tables.rs`, which declares all of it, and its meaning
+//! in `settings/settle.rs`.
 
 mod files;
 mod key;
-pub(crate) mod keys;
+pub(crate) mod schema;
 pub(crate) mod source;
 mod tables;
 mod tree;
@@ -85,6 +85,17 @@ impl Config {
         service.take(matches);
         config.service.push(Spanned::new(0..0, service));
         config
+    }
+
+    /// Returns the keys that differ and cannot change at run time.
+    pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        let log = self.log.fixed_differences(&other.log);
+        let limits = self.limits.fixed_differences(&other.limits);
+        let engine = self.engine.fixed_differences(&other.engine);
+        log.chain(limits)
+            .chain(engine)
+            .chain(self.admin.fixed_differences(&other.admin))
+            .collect()
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) enum Origin {
 
 /// What is wrong with a value, or with the absence of one.
 #[derive(Debug)]
-pub(crate) struct Fault {
+pub(super) struct Fault {
     /// The offset in the files.
     at: Option<usize>,
     /// The key of the value. It is empty if the fault is not in one value.
@@ -24,7 +24,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    pub(crate) fn new(at: Option<usize>, key: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(at: Option<usize>, key: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
         Self {
             at,
             key,
@@ -47,7 +47,7 @@ fn as_keys(problem: &str) -> String {
 
 impl Origin {
     /// Returns the text for the operator, which names the flag or the place in a file.
-    pub(crate) fn show(&self, fault: &Fault) -> String {
+    pub(super) fn show(&self, fault: &Fault) -> String {
         let Fault { at, key, problem } = fault;
         match self {
             Self::CommandLine => match *key {
@@ -68,7 +68,7 @@ impl Origin {
     }
 
     /// Returns the place of a value.
-    pub(crate) fn place(&self, at: Option<usize>) -> String {
+    pub(super) fn place(&self, at: Option<usize>) -> String {
         match self {
             Self::CommandLine => "the command line".to_owned(),
             Self::Files(sources) => sources.place(at),
@@ -77,7 +77,7 @@ impl Origin {
 
     /// Returns the folder in which relative paths at this place begin. `None` means the working
     /// directory.
-    pub(crate) fn folder_of(&self, at: Option<usize>) -> Option<PathBuf> {
+    pub(super) fn folder_of(&self, at: Option<usize>) -> Option<PathBuf> {
         match self {
             Self::CommandLine => None,
             Self::Files(sources) => sources.folder_of(at?),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use spliceway::{Engine, PipeSize};
 use spliceway_protocol::address::ListenAddress;
 
+use super::config::Config;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
 use crate::log::LogSettings;
@@ -28,27 +29,10 @@ pub(crate) struct Settings {
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
     pub(crate) admin: Option<ListenAddress>,
+    /// What the operator has written, without services and users.
+    pub(crate) written: Config,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
-}
-
-impl Settings {
-    /// Returns the keys of settings that differ and cannot change at run time.
-    pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
-        let differ = [
-            ("log.format", self.log.format != other.log.format),
-            ("log.access", self.log.access != other.log.access),
-            ("log.record_interval", self.record_interval != other.record_interval),
-            ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
-            ("limits.quota_file", self.limits.quota_file != other.limits.quota_file),
-            ("engine.workers", self.workers != other.workers),
-            ("admin.socket", self.admin != other.admin),
-            ("admin.metrics", self.metrics != other.metrics),
-            ("admin.status_page", self.status_page != other.status_page),
-        ];
-        let differ = differ.into_iter().filter(|(_, differs)| *differs);
-        differ.map(|(key, _)| key).collect()
-    }
 }
 
 /// What the sessions of every service depend on. A change gives new sessions new rules.

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::transparent::Interception;
 use crate::reach::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Config, Key, KindArg, List, Rate, Table, Value, Word, all, or, parsed};
+use crate::settings::config::{self, Choice, Config, Key, KindArg, List, Rate, Table, Value, Word, all, parsed};
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::origin::{Fault, Origin};
 use spliceway_protocol::address::ListenAddress;
@@ -124,7 +123,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
                 .as_ref()
                 .map(|file| file.path(origin.folder_of(file.at()).as_deref())),
         },
-        workers: or(&engine.workers, processors()),
+        workers: engine.workers(),
         log: LogSettings {
             level: log.level().into(),
             format: log.format().into(),
@@ -134,6 +133,13 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             ),
         },
         record_interval: unless_zero(log.record_interval()),
+        written: Config {
+            log: log.clone(),
+            limits: limits.clone(),
+            engine: engine.clone(),
+            admin: admin.clone(),
+            ..Config::default()
+        },
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
@@ -143,7 +149,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
 
 /// Returns the names of the status page, or `None` if there is no such page.
 fn status_page(admin: &config::Admin) -> Result<Option<Vec<Box<str>>>, Fault> {
-    let is_on = or(&admin.status_page, false);
+    let is_on = admin.status_page();
     if is_on && admin.metrics.is_none() {
         let at = admin.status_page.as_ref().and_then(Value::at);
         return Err(Fault::new(at, "status_page", "needs the address of metrics"));
@@ -175,7 +181,7 @@ fn settle_service(
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
     let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
-    let transport = if or(&service.udp, false) {
+    let transport = if service.udp() {
         Transport::Datagrams
     } else {
         Transport::Streams
@@ -201,7 +207,7 @@ fn settle_service(
             service.auth_penalty()
         },
         // The operator has chosen the targets, and clients cannot choose others.
-        open: has_fixed_targets || or(&service.open, false),
+        open: has_fixed_targets || service.open(),
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
@@ -250,7 +256,7 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
 /// Checks that services of this kind have each key that is given.
 fn check_kind(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
     // Every kind of service may say that it does not forward datagrams.
-    let is_off = |key: &Key| key.name == "udp" && !or(&service.udp, false);
+    let is_off = |key: &Key| key.name == "udp" && !service.udp();
     let mut wrong = service.given().filter(|(key, _)| !key.is_of(kind) && !is_off(key));
     let Some((key, at)) = wrong.next() else {
         return Ok(());
@@ -323,7 +329,7 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
         }
         KindArg::Socks5 => Kind::Socks5,
         KindArg::Http => Kind::Http,
-        KindArg::Transparent if or(&service.tproxy, false) => Kind::Transparent(Interception::Tproxy),
+        KindArg::Transparent if service.tproxy() => Kind::Transparent(Interception::Tproxy),
         KindArg::Transparent => Kind::Transparent(Interception::Redirect),
         KindArg::Mixed => Kind::Mixed,
     })
@@ -397,17 +403,13 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
             source_v6,
             interface: parsed(&service.bind_interface).as_deref().map(Into::into),
             mark: parsed(&service.mark),
-            keeps_client: or(&service.transparent_source, false),
+            keeps_client: service.transparent_source(),
             is_transparent: matches!(parsed(&service.kind), Some(KindArg::Transparent)),
             keepalive: Some(KEEPALIVE),
         },
         upstreams,
         timeout,
     })
-}
-
-fn processors() -> NonZeroUsize {
-    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
 /// Returns the name as a label of metrics. A name is never forgotten, because counters never go

@@ -46,8 +46,8 @@ impl<'a> Lists<'a> {
             .kind
             .as_ref()
             .is_some_and(|kind| matches!(kind.parsed(), KindArg::Forward | KindArg::Sni));
-        let lists = [&service.to_allow, &service.to_deny];
-        let mut access = self.access(&service.allow_private, lists, origin)?;
+        let lists = [service.to_allow.as_ref(), service.to_deny.as_ref()];
+        let mut access = self.access(service.allow_private.as_ref(), lists, origin)?;
         if has_fixed_targets {
             // The operator has chosen the targets, and clients cannot choose others.
             access.private = PrivateTargets::All;
@@ -60,23 +60,10 @@ impl<'a> Lists<'a> {
                 continue;
             };
             // What the table does not say comes from the service.
-            let lists = [
-                if table.to_allow.is_some() {
-                    &table.to_allow
-                } else {
-                    &service.to_allow
-                },
-                if table.to_deny.is_some() {
-                    &table.to_deny
-                } else {
-                    &service.to_deny
-                },
-            ];
-            let private = match &table.allow_private {
-                None => &service.allow_private,
-                private => private,
-            };
-            let targets = self.access(private, lists, origin)?;
+            let private = table.allow_private.as_ref().or(service.allow_private.as_ref());
+            let allow = table.to_allow.as_ref().or(service.to_allow.as_ref());
+            let deny = table.to_deny.as_ref().or(service.to_deny.as_ref());
+            let targets = self.access(private, [allow, deny], origin)?;
             own.push(UserTargets {
                 name: name.into(),
                 targets,
@@ -87,12 +74,12 @@ impl<'a> Lists<'a> {
 
     fn access(
         &mut self,
-        allow_private: &Option<List<Private>>,
-        [allow, deny]: [&Option<List<Rule>>; 2],
+        allow_private: Option<&List<Private>>,
+        [allow, deny]: [Option<&List<Rule>>; 2],
         origin: &Origin,
     ) -> Result<TargetAccess, Fault> {
         Ok(TargetAccess {
-            private: private(allow_private.as_ref())?,
+            private: private(allow_private)?,
             rules: TargetRules {
                 allow: self.list("to_allow", allow, origin)?,
                 deny: self.list("to_deny", deny, origin)?,
@@ -103,10 +90,10 @@ impl<'a> Lists<'a> {
     fn list(
         &mut self,
         key: &'static str,
-        list: &Option<List<Rule>>,
+        list: Option<&List<Rule>>,
         origin: &Origin,
     ) -> Result<Option<Arc<RuleList>>, Fault> {
-        let Some(list) = list.as_ref().filter(|list| !list.is_empty()) else {
+        let Some(list) = list.filter(|list| !list.is_empty()) else {
             return Ok(None);
         };
         let folder = list.at().and_then(|at| origin.folder_of(Some(at)));
@@ -150,9 +137,10 @@ fn private(list: Option<&List<Private>>) -> Result<PrivateTargets, Fault> {
         PrivateArg::Network(net) => Some(canonical_network(*net)),
         _ => None,
     });
-    Ok(match args.contains(&PrivateArg::All) {
-        true => PrivateTargets::All,
-        false => PrivateTargets::Only(nets.collect()),
+    Ok(if args.contains(&PrivateArg::All) {
+        PrivateTargets::All
+    } else {
+        PrivateTargets::Only(nets.collect())
     })
 }
 
@@ -177,10 +165,10 @@ fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
         }
     }
     // A file that a failed update has emptied must not open or close everything.
-    match rules.len() == before {
-        true => Err(format!(": the file has no rules; {EXPECTED}")),
-        false => Ok(text),
+    if rules.len() == before {
+        return Err(format!(": the file has no rules; {EXPECTED}"));
     }
+    Ok(text)
 }
 
 const EXPECTED: &str = "expected a file with one rule on each line";

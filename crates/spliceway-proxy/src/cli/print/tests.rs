@@ -167,7 +167,7 @@ fn the_schema_accepts_the_examples_and_rejects_unknown_keys() {
 fn every_key_has_a_flag_with_a_help_text_and_a_line_in_the_documents() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
     let document = std::fs::read_to_string(document).unwrap();
-    for (path, key) in Keys::new().all() {
+    for (path, key) in Schema::new().all() {
         let has_flag = declared(&path, &key).is_some_and(|key| !key.help().is_empty());
         assert!(
             has_flag || ["name", "kind"].contains(&key.as_str()) || path == "service.backend",

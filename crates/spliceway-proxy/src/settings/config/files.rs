@@ -35,9 +35,10 @@ impl Sources {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let named = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let is_directory = fs::metadata(path).is_ok_and(|metadata| metadata.is_dir());
-        let paths = match is_directory {
-            true => files_in(path).map_err(|error| named(path, &error))?,
-            false => vec![path.to_owned()],
+        let paths = if is_directory {
+            files_in(path).map_err(|error| named(path, &error))?
+        } else {
+            vec![path.to_owned()]
         };
         let (mut files, mut start, mut room) = (Vec::new(), 0, ALL_MAX_BYTES);
         for path in paths {
@@ -118,12 +119,12 @@ fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     files.sort();
-    match files.is_empty() {
-        true => Err(io::Error::other(
+    if files.is_empty() {
+        return Err(io::Error::other(
             "the directory has no configuration: expected files *.toml",
-        )),
-        false => Ok(files),
+        ));
     }
+    Ok(files)
 }
 
 /// Returns the text of a file with at most `room` bytes. The files of a directory must be regular,

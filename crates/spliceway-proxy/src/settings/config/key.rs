@@ -202,6 +202,9 @@ pub(crate) trait Table {
 
     /// Returns the keys that have a value, with the places of the values.
     fn given(&self) -> impl Iterator<Item = (&'static Key, Option<usize>)>;
+
+    /// Returns the keys that differ and cannot change at run time.
+    fn fixed_differences(&self, other: &Self) -> impl Iterator<Item = &'static str>;
 }
 
 /// Returns the name of a flag for the name of a key.
@@ -214,11 +217,15 @@ pub(super) const fn kebab<const LENGTH: usize>(key: &str) -> [u8; LENGTH] {
     flag
 }
 
-/// Defines tables. A line declares a key: its help, its type, its default, and its flag. All keys
-/// are optional, and are written only if they have a value.
+/// Defines tables. A line declares a key: its help, its type, its default, and its flag. The help
+/// does not repeat a default in parentheses. A change of a `fixed` key needs a restart. All keys are
+/// optional, and are written only if they have a value.
 macro_rules! tables {
     ($($(#[$doc:meta])* $table:ident($path:literal, $expecting:literal) {
-        $($(#[doc = $help:literal])* $key:ident: $value:ty $(= $default:literal)? $(=> $flag:expr)?;)+
+        $(
+            $(#[doc = $help:literal])*
+            $key:ident: $value:ty $(= $default:literal)? $(= ($unsaid:expr))? $(, $fixed:ident)? $(=> $flag:expr)?;
+        )+
     })+) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -258,19 +265,38 @@ macro_rules! tables {
                 let keys = Self::KEYS.iter().zip(places);
                 keys.filter_map(|(key, place)| Some((key, place?)))
             }
+
+            fn fixed_differences(&self, other: &Self) -> impl Iterator<Item = &'static str> {
+                let keys = [$((
+                    concat!($path, ".", stringify!($key)),
+                    tables!(@differs $($fixed)? self other $key: $value $(= $default)? $(= ($unsaid))?),
+                )),+];
+                keys.into_iter().filter_map(|(key, differs)| differs.then_some(key))
+            }
         }
 
         impl $table {
-            $(tables! { @default $key: $value $(= $default)? })+
+            $(tables! { @default $key: $value $(= $default)? $(= ($unsaid))? })+
         }
     )+};
     (@flag) => { FlagSpec::NONE };
     (@flag $flag:expr) => { $flag };
     (@default $key:ident: $value:ty) => {};
     (@default $key:ident: $value:ty = $default:literal) => {
+        tables! { @default $key: $value = (<$value>::of($default).parsed()) }
+    };
+    (@default $key:ident: $value:ty = ($default:expr)) => {
         pub(crate) fn $key(&self) -> <$value as Setting>::Parsed {
-            self.$key.as_ref().map_or_else(|| <$value>::of($default).parsed(), <$value>::parsed)
+            self.$key.as_ref().map_or_else(|| $default, <$value>::parsed)
         }
     };
+    (@differs $a:ident $b:ident $key:ident: $value:ty $(= $default:tt)?) => {{
+        let _ = ($a, $b);
+        false
+    }};
+    (@differs fixed $a:ident $b:ident $key:ident: $value:ty) => {
+        $a.$key.as_ref().map(<$value>::parsed) != $b.$key.as_ref().map(<$value>::parsed)
+    };
+    (@differs fixed $a:ident $b:ident $key:ident: $value:ty = $default:tt) => { $a.$key() != $b.$key() };
 }
 pub(super) use tables;

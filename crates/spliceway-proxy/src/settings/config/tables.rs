@@ -2,6 +2,8 @@
 //!
 //! The order of the keys is that of a printed file. `cli/args.rs` has the order of the flags.
 
+use std::num::NonZeroUsize;
+
 use clap::{Arg, ArgMatches};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -111,13 +113,13 @@ tables! {
         level: Value<Choice<LogLevelArg>> = "info"
             => MONITORING.named("log-level").takes("LEVEL").rare();
         /// Format of the log and of the access log
-        format: Value<Choice<LogFormatArg>> = "text"
+        format: Value<Choice<LogFormatArg>> = "text", fixed
             => MONITORING.named("log-format").takes("FORMAT").rare();
         /// Where the records of sessions go: a file, `-` for stdout, `stderr` (among the other
         /// lines of the log), or `off`. The signal USR1 opens the file again
-        access: Value<Records> = "stderr" => MONITORING.named("access-log").takes("PLACE").rare();
+        access: Value<Records> = "stderr", fixed => MONITORING.named("access-log").takes("PLACE").rare();
         /// Write a record of each open session about once in this time, with `end=open`; 0 = off
-        record_interval: Value<RecordTime> = "0" => MONITORING.takes("TIME").rare();
+        record_interval: Value<RecordTime> = "0", fixed => MONITORING.takes("TIME").rare();
     }
 
     Timeouts("timeouts", "a table [timeouts]") {
@@ -159,9 +161,9 @@ tables! {
         /// all end together; 0 = off
         max_session: Value<Time> = "0" => TIMEOUTS.takes("TIME").rare();
         /// Maximum number of file descriptors, at least 64 [default: the hard limit of this user]
-        nofile: Value<Descriptors> => LIMITS.takes("N").rare();
+        nofile: Value<Descriptors>, fixed => LIMITS.takes("N").rare();
         /// File that keeps what users have used of their quotas
-        quota_file: Value<File> => ACCESS.takes("FILE").rare();
+        quota_file: Value<File>, fixed => ACCESS.takes("FILE").rare();
     }
 
     Engine("engine", "a table [engine]") {
@@ -174,21 +176,21 @@ tables! {
         /// a few busy connections, and costs more CPU time
         spin: Value<SpinTime> = "0" => DATA_PATH.takes("TIME").rare();
         /// Worker threads, 1 to 1024 [default: number of processors]
-        workers: Value<Workers> => DATA_PATH.takes("N").rare();
+        workers: Value<Workers> = (processors()), fixed => DATA_PATH.takes("N").rare();
     }
 
     Admin("admin", "a table [admin]") {
         /// Serve /metrics, /healthz and /readyz on this address
-        metrics: Value<Address> => MONITORING.takes("ADDR");
+        metrics: Value<Address>, fixed => MONITORING.takes("ADDR");
         /// Serve a status page with live charts at / of the --metrics address. It shows sums, and
         /// no clients, users or targets
-        status_page: Value<Flag> => MONITORING.rare().requires("metrics");
+        status_page: Value<Flag> = (false), fixed => MONITORING.rare().requires("metrics");
         /// Name by which browsers may reach the status page, besides `localhost` and addresses. May
         /// be repeated
-        status_host: List<Host> => MONITORING.takes("NAME").rare().requires("status-page");
+        status_host: List<Host>, fixed => MONITORING.takes("NAME").rare().requires("status-page");
         /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
         /// `unix:PATH[,mode=0600]` or `unix:@NAME`
-        socket: Value<AdminSocket> => MONITORING.named("admin").takes("unix:PATH");
+        socket: Value<AdminSocket>, fixed => MONITORING.named("admin").takes("unix:PATH");
     }
 
     /// The limits of every user.
@@ -225,7 +227,7 @@ tables! {
         /// repeated
         listen: List<Listen> => OPTIONS.takes("ADDR").with(listen);
         /// Forward UDP datagrams instead of TCP connections
-        udp: Value<Flag> => OPTIONS.of(FORWARDERS);
+        udp: Value<Flag> = (false) => OPTIONS.of(FORWARDERS);
         /// Target: `HOST:PORT`, `unix:PATH`, `unix:@NAME` or `srv:NAME`. A range `HOST:PORT-PORT`
         /// maps listening ports one to one. May be repeated: each client then gets one of these
         /// backends. `,weight=N`, `,max-conns=N` and `,backup` may follow
@@ -249,7 +251,7 @@ tables! {
         balance: Value<Choice<Policy>> = "least-conn" => BACKENDS.takes("POLICY").rare();
         /// Make every address of a name a backend of its own, and look the name up again when its
         /// TTL ends
-        each_address: Value<Flag> => BACKENDS.rare();
+        each_address: Value<Flag> = (false) => BACKENDS.rare();
         /// Maximum number of clients that wait for a backend if all of them have `,max-conns=N`
         /// sessions. Further clients are refused
         queue: Value<Queue> = "1024" => BACKENDS.takes("N").rare();
@@ -291,7 +293,7 @@ tables! {
         /// The fourth costs 1s, and each further one doubles the wait
         auth_penalty: Value<Time> = "1m" => ACCESS.takes("TIME").rare();
         /// Serve clients on other machines without --auth-file or --allow
-        open: Value<Flag> => ACCESS.of(FREE).with(open);
+        open: Value<Flag> = (false) => ACCESS.of(FREE).with(open);
         /// Let clients on other machines reach addresses that are not on the public Internet:
         /// loopback, private, link-local, metadata services and others. With a network
         /// (`=10.1.0.0/16`), only addresses in it, and neither loopback nor metadata services. May
@@ -308,9 +310,9 @@ tables! {
         to_deny: List<Rule> => ACCESS.of(FREE).takes("RULE");
         /// Serve connections that a rule with TPROXY sends here, instead of REDIRECT. Needs
         /// CAP_NET_ADMIN
-        tproxy: Value<Flag> => OPTIONS.of(TRANSPARENT);
+        tproxy: Value<Flag> = (false) => OPTIONS.of(TRANSPARENT);
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
-        transparent_source: Value<Flag>
+        transparent_source: Value<Flag> = (false)
             => TARGETS.of(&[KindArg::Transparent, KindArg::Forward]).with(transparent_source);
         /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that
         /// the client reached]
@@ -404,4 +406,8 @@ impl Backend {
     pub(crate) fn at(&self) -> Option<usize> {
         self.given().find_map(|(_, at)| at)
     }
+}
+
+fn processors() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }

@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
 use super::files::{ALL_MAX_BYTES, Sources};
-use super::keys::{self, Keys};
+use super::schema::{self, Schema};
 
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
@@ -17,7 +17,7 @@ pub(super) struct Tree<'i, 'a> {
     environment: Environment<'a>,
     /// The number of bytes that the values of further variables may have.
     room: Cell<usize>,
-    keys: Keys,
+    schema: Schema,
     table: DeTable<'i>,
 }
 
@@ -51,7 +51,7 @@ impl<'i, 'a> Tree<'i, 'a> {
         Self {
             environment,
             room: Cell::new(room),
-            keys: Keys::new(),
+            schema: Schema::new(),
             table: DeTable::new(),
         }
     }
@@ -65,7 +65,7 @@ impl<'i, 'a> Tree<'i, 'a> {
         let step = Step {
             environment: self.environment,
             room: &self.room,
-            keys: &self.keys,
+            schema: &self.schema,
             start,
         };
         let table = step.table(table, &mut Vec::new())?;
@@ -115,7 +115,7 @@ fn merge<'i>(table: &mut DeTable<'i>, new: DeTable<'i>) -> Result<(), TreeFault>
 struct Step<'a> {
     environment: Environment<'a>,
     room: &'a Cell<usize>,
-    keys: &'a Keys,
+    schema: &'a Schema,
     start: usize,
 }
 
@@ -129,7 +129,7 @@ impl Step<'_> {
         for (key, value) in entries {
             let span = self.moved(key.span());
             let name = key.get_ref().to_string();
-            self.keys
+            self.schema
                 .check(path, &name)
                 .map_err(|problem| TreeFault::new(span.start, problem))?;
             let several = match (path.is_empty(), &*name) {
@@ -172,7 +172,7 @@ impl Step<'_> {
             }
             DeValue::String(text) => {
                 let key = path.last().map(String::as_str).unwrap_or_default();
-                let expanded = keys::check_secret(key, &text)
+                let expanded = schema::check_secret(key, &text)
                     .map_err(str::to_owned)
                     .and_then(|()| expanded(text, self.environment, self.room));
                 DeValue::String(expanded.map_err(|problem| TreeFault::new(span.start, format!("{key}: {problem}")))?)

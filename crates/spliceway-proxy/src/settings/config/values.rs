@@ -49,7 +49,7 @@ pub(crate) enum LogLevelArg {
     Trace,
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug)]
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormatArg {
     /// Lines for people
     Text,
@@ -87,7 +87,7 @@ pub(crate) enum RuleArg {
 /// More threads than any machine has processors, but few enough to start.
 const WORKERS_MAX: usize = 1024;
 
-pub(crate) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
+pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     let count = typed
         .parse()
         .ok()
@@ -96,12 +96,12 @@ pub(crate) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Parses a number that must not be 0.
-pub(crate) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
+pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
     typed.parse().map_err(|_| "expected a number, 1 or more")
 }
 
 /// Parses the limit of a user, who may be without it.
-pub(crate) fn unless_none<L: FromStr<Err: std::fmt::Display>>(typed: &str) -> Result<Option<L>, String> {
+pub(super) fn unless_none<L: FromStr<Err: std::fmt::Display>>(typed: &str) -> Result<Option<L>, String> {
     match typed {
         "none" => Ok(None),
         limit => limit.parse().map(Some).map_err(|error| format!("{error}, or none")),
@@ -109,14 +109,14 @@ pub(crate) fn unless_none<L: FromStr<Err: std::fmt::Display>>(typed: &str) -> Re
 }
 
 /// Parses the name of a user, as it is in a user file. Returns it as records show it.
-pub(crate) fn user(text: &str) -> Result<Box<str>, &'static str> {
+pub(super) fn user(text: &str) -> Result<Box<str>, &'static str> {
     match text {
         "" => Err("expected the name of a user"),
         name => Ok(spliceway_protocol::printable(name.as_bytes())),
     }
 }
 
-pub(crate) fn mark(typed: &str) -> Result<u32, &'static str> {
+pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
         // The check excludes a sign, which `from_str_radix` accepts.
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
@@ -129,13 +129,13 @@ pub(crate) fn mark(typed: &str) -> Result<u32, &'static str> {
 /// With fewer descriptors, the program could serve only a few sessions.
 const DESCRIPTORS_MIN: u64 = 64;
 
-pub(crate) fn descriptors(typed: &str) -> Result<u64, String> {
+pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
     let count = typed.parse().ok().filter(|count| *count >= DESCRIPTORS_MIN);
     count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
 }
 
 /// Parses a target and its options: `HOST:PORT[,weight=N][,backup][,max-conns=N]`.
-pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
+pub(super) fn remote(typed: &str) -> Result<BackendSettings, String> {
     let mut backend = BackendSettings {
         name: typed.into(),
         targets: Target::Unix(Path::new("").into()).into(),
@@ -175,21 +175,21 @@ pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
 /// Each client that waits holds a descriptor and about 2 KiB.
 const QUEUE_MAX: usize = 65_536;
 
-pub(crate) fn queue(typed: &str) -> Result<usize, String> {
+pub(super) fn queue(typed: &str) -> Result<usize, String> {
     let count = typed.parse().ok().filter(|count| *count <= QUEUE_MAX);
     count.ok_or_else(|| format!("expected a number from 0 to {QUEUE_MAX}"))
 }
 
-pub(crate) fn eject_after(typed: &str) -> Result<u32, &'static str> {
+pub(super) fn eject_after(typed: &str) -> Result<u32, &'static str> {
     typed.parse().map_err(|_| "expected a number of failures, or 0 for off")
 }
 
-pub(crate) fn percent(typed: &str) -> Result<u32, &'static str> {
+pub(super) fn percent(typed: &str) -> Result<u32, &'static str> {
     let percent = typed.parse().ok().filter(|percent| *percent <= 100);
     percent.ok_or("expected a share in per cent, from 0 to 100")
 }
 
-pub(crate) fn weight(typed: &str) -> Result<NonZeroU32, String> {
+pub(super) fn weight(typed: &str) -> Result<NonZeroU32, String> {
     let weight = typed
         .parse()
         .ok()
@@ -197,17 +197,17 @@ pub(crate) fn weight(typed: &str) -> Result<NonZeroU32, String> {
     weight.ok_or_else(|| format!("expected a weight from 1 to {WEIGHT_MAX}"))
 }
 
-pub(crate) fn flag(text: &str) -> Result<bool, &'static str> {
+pub(super) fn flag(text: &str) -> Result<bool, &'static str> {
     text.parse().map_err(|_| "expected true or false")
 }
 
-pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
+pub(super) fn ip(text: &str) -> Result<IpAddr, &'static str> {
     text.parse()
         .map_err(|_| "expected an IP address such as 192.0.2.1 or 2001:db8::1")
 }
 
 /// Parses a text that must not be empty.
-pub(crate) fn text(text: &str) -> Result<Box<str>, &'static str> {
+pub(super) fn text(text: &str) -> Result<Box<str>, &'static str> {
     match text {
         "" => Err("expected a name"),
         text => Ok(text.into()),
@@ -215,7 +215,7 @@ pub(crate) fn text(text: &str) -> Result<Box<str>, &'static str> {
 }
 
 /// Parses the name of a host as browsers send it, without the port.
-pub(crate) fn host(text: &str) -> Result<Box<str>, &'static str> {
+pub(super) fn host(text: &str) -> Result<Box<str>, &'static str> {
     let bare = text.strip_prefix('[').and_then(|ipv6| ipv6.strip_suffix(']'));
     let is_host = match Target::named(bare.unwrap_or(text), 0) {
         Some(Target::Ip(_)) => true,
@@ -226,14 +226,14 @@ pub(crate) fn host(text: &str) -> Result<Box<str>, &'static str> {
         .ok_or("expected a name without a port, such as status.example.com")
 }
 
-pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
+pub(super) fn path(text: &str) -> Result<PathBuf, &'static str> {
     match text {
         "" => Err("expected the path of a file"),
         path => Ok(path.into()),
     }
 }
 
-pub(crate) fn private(text: &str) -> Result<PrivateArg, String> {
+pub(super) fn private(text: &str) -> Result<PrivateArg, String> {
     match text {
         "true" => return Ok(PrivateArg::All),
         "false" => return Ok(PrivateArg::Nothing),
@@ -252,7 +252,7 @@ pub(crate) fn private(text: &str) -> Result<PrivateArg, String> {
 /// The start of a file among rules.
 pub(super) const FILE_OF_RULES: &str = "@";
 
-pub(crate) fn rule(text: &str) -> Result<RuleArg, &'static str> {
+pub(super) fn rule(text: &str) -> Result<RuleArg, &'static str> {
     match text.strip_prefix(FILE_OF_RULES) {
         Some("") => Err("expected a file after @, such as @blocked.txt"),
         Some(path) => Ok(RuleArg::File(path.into())),
@@ -261,7 +261,7 @@ pub(crate) fn rule(text: &str) -> Result<RuleArg, &'static str> {
 }
 
 /// Parses the place of records.
-pub(crate) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
+pub(super) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
     match text {
         "" => Err("expected the path of a file, `-` for stdout, stderr or off"),
         "-" => Ok(AccessLog::Stdout),
@@ -275,7 +275,7 @@ pub(crate) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
 const NAME_MAX_BYTES: usize = 64;
 
 /// Parses the name of a service, which is a label in metrics and a field in records.
-pub(crate) fn name(text: &str) -> Result<Box<str>, String> {
+pub(super) fn name(text: &str) -> Result<Box<str>, String> {
     let of_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let is_name = (1..=NAME_MAX_BYTES).contains(&text.len()) && text.bytes().all(of_names);
     is_name
@@ -284,7 +284,7 @@ pub(crate) fn name(text: &str) -> Result<Box<str>, String> {
 }
 
 /// Parses the address of an admin socket. It has no other access control than the mode of its file.
-pub(crate) fn admin(typed: &str) -> Result<ListenAddress, String> {
+pub(super) fn admin(typed: &str) -> Result<ListenAddress, String> {
     match typed.parse()? {
         unix @ ListenAddress::Unix { .. } => Ok(unix),
         _ => Err("expected unix:PATH".to_owned()),
@@ -303,7 +303,7 @@ pub(crate) fn admin_path(typed: &str) -> Result<PathBuf, String> {
 const DNS_PORT: u16 = 53;
 
 /// Parses a resolver: a mode, or servers separated by commas.
-pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
+pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     let expected = "expected auto, system, or addresses of servers such as 192.0.2.53 or [2001:db8::53]:53";
     let server = |text: &str| -> Result<SocketAddr, String> {
         match (text.parse(), ip_with_zone(text, DNS_PORT)) {
@@ -328,30 +328,30 @@ pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
 /// ahead.
 const LONGEST_DAYS: u64 = 36_500;
 
-pub(crate) fn time(typed: &str) -> Result<Duration, String> {
+pub(super) fn time(typed: &str) -> Result<Duration, String> {
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
     // humantime's error message names units that the help does not mention.
     let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
-    match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
-        true => Ok(time),
-        false => Err(format!("{expected}, and at most {LONGEST_DAYS} days")),
+    if time > Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
+        return Err(format!("{expected}, and at most {LONGEST_DAYS} days"));
     }
+    Ok(time)
 }
 
-pub(crate) fn spin(typed: &str) -> Result<Duration, &'static str> {
+pub(super) fn spin(typed: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(typed).ok();
     let short = time.filter(|time| *time <= Duration::from_millis(1));
     short.ok_or("expected a time of at most 1ms, such as 20us")
 }
 
-pub(crate) fn record_time(typed: &str) -> Result<Duration, String> {
+pub(super) fn record_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         time if time.is_zero() || time >= Duration::from_secs(1) => Ok(time),
         _ => Err("expected a time of at least 1s, or 0 for off".to_owned()),
     }
 }
 
-pub(crate) fn positive_time(typed: &str) -> Result<Duration, String> {
+pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         Duration::ZERO => Err("expected a time longer than 0".to_owned()),
         time => Ok(time),

@@ -8,10 +8,10 @@ use super::{Config, declared};
 /// Two texts that differ more than this are no spelling mistakes of each other.
 const SIMILAR: f64 = 0.75;
 
-/// The tables and their keys.
-pub(crate) struct Keys(Json);
+/// The schema of all tables.
+pub(crate) struct Schema(Json);
 
-impl Keys {
+impl Schema {
     pub(crate) fn new() -> Self {
         let mut settings = SchemaSettings::draft2020_12();
         settings.inline_subschemas = true;
@@ -20,7 +20,7 @@ impl Keys {
         Self(schema)
     }
 
-    pub(crate) fn schema(&self) -> &Json {
+    pub(crate) fn json(&self) -> &Json {
         &self.0
     }
 
