@@ -140,7 +140,7 @@ impl Handover {
                 ToOld::Serving => {}
                 other => return Err(Trouble::unexpected(&other)),
             }
-            match send_state(new, overview, ServiceState::of).await {
+            match send_state(new, overview, ServiceState::with_backends).await {
                 Ok(()) => Ok(()),
                 not_sent => new.answer_after(not_sent).await.map(drop),
             }
@@ -160,7 +160,7 @@ impl Handover {
         let (give_up, new) = (self.new.give_up(), &mut self.new);
         let sends = async {
             let totals = totals(&overview.process.metrics).await;
-            send_state(new, overview, ServiceState::of).await?;
+            send_state(new, overview, ServiceState::with_backends).await?;
             new.send_long(&ToNew::Accept, totals.as_bytes()).await
         };
         let trouble = match give_up.soon(ANSWER, sends).await {
@@ -200,7 +200,7 @@ impl Handover {
     async fn send_totals(&mut self, overview: &Overview) {
         let totals = totals(&overview.process.metrics).await;
         let sends = async {
-            send_state(&mut self.new, overview, ServiceState::of_clients).await?;
+            send_state(&mut self.new, overview, ServiceState::without_backends).await?;
             self.new.send_long(&ToNew::Totals, totals.as_bytes()).await
         };
         // A new process that has ended does not need them.

@@ -138,7 +138,7 @@ struct Counts {
 impl SessionMessage {
     /// Returns the message about a session, without the fields that other modules can see.
     pub(super) fn new(facts: &Facts, state: &RelayState) -> Self {
-        let both = |summary: &RelaySummary| [Counts::of(&summary.a_to_b), Counts::of(&summary.b_to_a)];
+        let both = |summary: &RelaySummary| [(&summary.a_to_b).into(), (&summary.b_to_a).into()];
         Self {
             client: facts.client,
             user: facts.user.as_deref().map(str::to_owned),
@@ -150,8 +150,8 @@ impl SessionMessage {
             opening_us: facts.opening.map(micros),
             ahead: facts.ahead,
             before: facts.before.as_deref().map(both),
-            up: Direction::of(&state.a_to_b),
-            down: Direction::of(&state.b_to_a),
+            up: (&state.a_to_b).into(),
+            down: (&state.b_to_a).into(),
             first_eof: state.first_eof.map(|peer| match peer {
                 Peer::A => Side::Client,
                 Peer::B => Side::Target,
@@ -183,7 +183,7 @@ impl SessionMessage {
         facts
     }
 
-    /// Returns the number of bytes that the session has moved.
+    /// Returns the number of bytes that have passed in the session.
     pub(super) fn bytes(&self) -> u64 {
         let relays = self.before.iter().flatten().chain([&self.up.counts, &self.down.counts]);
         let bytes = relays.map(|counts| counts.summary().bytes);
@@ -215,8 +215,8 @@ fn target(text: &str) -> Option<Target> {
     })
 }
 
-impl Direction {
-    fn of(suspended: &SuspendedDirection) -> Self {
+impl From<&SuspendedDirection> for Direction {
+    fn from(suspended: &SuspendedDirection) -> Self {
         Self {
             stage: match suspended.stage {
                 DirectionStage::Moving => Stage::Moving,
@@ -227,14 +227,16 @@ impl Direction {
             },
             in_flight: suspended.in_flight.len(),
             remaining: suspended.remaining,
-            counts: Counts::of(&suspended.counts),
+            counts: (&suspended.counts).into(),
             waits_us: {
                 let waits = &suspended.waits;
                 [waits.source, waits.sink, waits.rate_limit, waits.other_direction].map(micros)
             },
         }
     }
+}
 
+impl Direction {
     fn suspended(&self, in_flight: &[u8]) -> Option<SuspendedDirection> {
         let mut suspended = SuspendedDirection::default();
         suspended.stage = match self.stage {
@@ -254,8 +256,8 @@ impl Direction {
     }
 }
 
-impl Counts {
-    fn of(summary: &DirectionSummary) -> Self {
+impl From<&DirectionSummary> for Counts {
+    fn from(summary: &DirectionSummary) -> Self {
         Self {
             spliced: summary.spliced,
             copied: summary.copied,
@@ -264,7 +266,9 @@ impl Counts {
             fallback: summary.fallback.map(|reason| reason.to_string()),
         }
     }
+}
 
+impl Counts {
     fn summary(&self) -> DirectionSummary {
         let known = |name: &String| Reason::ALL.into_iter().find(|reason| reason.to_string() == *name);
         let mut summary = DirectionSummary::default();

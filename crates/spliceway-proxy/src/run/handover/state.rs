@@ -48,16 +48,16 @@ struct Limited {
 
 impl ServiceState {
     /// Returns the whole state, as long as this process decides which backend a client gets.
-    pub(super) fn of(service: &Service) -> Self {
+    pub(super) fn with_backends(service: &Service) -> Self {
         let balancer = service.balancer.as_ref();
         Self {
             backends: balancer.map(|balancer| balancer.to_hand_over()).unwrap_or_default(),
-            ..Self::of_clients(service)
+            ..Self::without_backends(service)
         }
     }
 
     /// Returns the state without that of the backends, which the other process knows better.
-    pub(super) fn of_clients(service: &Service) -> Self {
+    pub(super) fn without_backends(service: &Service) -> Self {
         let penalties = service.penalties.known(Instant::now()).into_iter();
         let (rates, limited) = service.rates.balances(LIMITED_MAX);
         Self {
