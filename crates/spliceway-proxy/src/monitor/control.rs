@@ -22,11 +22,11 @@ pub(crate) enum Order {
     Drain(&'static str),
 }
 
-/// An order, and the way to answer it.
+/// An order, and the way to answer it, if an operator waits for the answer.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) order: Order,
-    answer: oneshot::Sender<Result<String, NotDone>>,
+    answer: Option<oneshot::Sender<Result<String, NotDone>>>,
 }
 
 /// Why an order was not carried out. The text is a sentence for the operator.
@@ -54,6 +54,7 @@ impl Control {
     pub(crate) async fn order(&self, order: Order) -> Result<String, NotDone> {
         let (answer, answered) = oneshot::channel();
         let busy = |_| NotDone::Busy("the program has other commands to carry out first".to_owned());
+        let answer = Some(answer);
         self.0.try_send(Command { order, answer }).map_err(busy)?;
         let ends = || Err(NotDone::Busy("the program ends".to_owned()));
         answered.await.unwrap_or_else(|_| ends())
@@ -61,8 +62,15 @@ impl Control {
 }
 
 impl Command {
+    /// Returns the command of a signal, which gets no answer.
+    pub(crate) fn of_signal(order: Order) -> Self {
+        Self { order, answer: None }
+    }
+
     pub(crate) fn answer(self, result: Result<String, NotDone>) {
-        // Nobody waits any more if the operator has left.
-        let _ = self.answer.send(result);
+        if let Some(answer) = self.answer {
+            // Nobody waits any more if the operator has left.
+            let _ = answer.send(result);
+        }
     }
 }

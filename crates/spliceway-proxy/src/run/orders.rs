@@ -75,49 +75,36 @@ impl Orders<'_> {
             () = self.overview.process.gate.is(true) => {}
         }
         loop {
-            let Some((order, command)) = self.next().await else {
+            let Some(command) = self.next().await else {
                 return self.stop();
             };
-            let result = match order {
-                Order::Drain(name) => {
-                    drain(instance, name, command);
-                    continue;
-                }
-                Order::Reload { end_sessions } => match self.change(instance, end_sessions).await {
-                    Some(reloaded) => reloaded,
+            match command.order {
+                Order::Drain(name) => drain(instance, name, command),
+                Order::Reload { end_sessions } => match self.reload(instance, end_sessions).await {
+                    Some(reloaded) => command.answer(reloaded),
                     None => return self.stop(),
                 },
-                Order::Upgrade => match self.hand_over(instance).await {
-                    Ok((handover, summary)) => {
-                        if let Some(command) = command {
-                            command.answer(Ok(format!("handed over: {summary}")));
-                        }
-                        self.overview.process.health.drain();
-                        return End::now(Next::HandedOver(handover));
+                Order::Upgrade => {
+                    if let Some(end) = self.hand_over(instance, command).await {
+                        return end;
                     }
-                    Err(NotHandedOver::Failed(why)) => Err(NotDone::Refused(why)),
-                    Err(NotHandedOver::Stopped(end)) => return *end,
-                },
-            };
-            if let Some(command) = command {
-                command.answer(result);
+                }
             }
         }
     }
 
-    /// Returns the next order, and the command if an operator has given it. Returns `None` if the
-    /// program must stop.
-    async fn next(&mut self) -> Option<(Order, Option<Command>)> {
+    /// Returns the next command. Returns `None` if the program must stop.
+    async fn next(&mut self) -> Option<Command> {
         if let Some((_, command)) = self.waiting.pop_front() {
-            return Some((command.order, Some(command)));
+            return Some(command);
         }
         tokio::select! {
             request = self.signals.next() => match request {
                 SignalRequest::Stop => None,
-                SignalRequest::Reload => Some((Order::Reload { end_sessions: false }, None)),
-                SignalRequest::Upgrade => Some((Order::Upgrade, None)),
+                SignalRequest::Reload => Some(Command::of_signal(Order::Reload { end_sessions: false })),
+                SignalRequest::Upgrade => Some(Command::of_signal(Order::Upgrade)),
             },
-            Some(command) = self.commands.recv() => Some((command.order, Some(command))),
+            Some(command) = self.commands.recv() => Some(command),
             _ = self.overview.process.health.stopped() => None,
         }
     }
@@ -129,7 +116,7 @@ impl Orders<'_> {
 
     /// Reloads, and tells the service manager. Returns what to tell the operator, or `None` if the
     /// program must stop.
-    async fn change(&mut self, instance: &mut Instance, end_sessions: bool) -> Option<Result<String, NotDone>> {
+    async fn reload(&mut self, instance: &mut Instance, end_sessions: bool) -> Option<Result<String, NotDone>> {
         let (overview, manager) = (self.overview, &self.upgrade.manager);
         manager.tell(Message::Reloading).await;
         let plan = read_plan(instance, Arc::clone(&self.source));
@@ -165,7 +152,7 @@ impl Orders<'_> {
                 done = &mut work => return Some(done),
                 () = too_late(&self.waiting) => self.refuse_first(what),
                 Some(command) = self.commands.recv() => match command.order {
-                    Order::Drain(name) => drain(instance, name, Some(command)),
+                    Order::Drain(name) => drain(instance, name, command),
                     Order::Reload { .. } | Order::Upgrade => self.wait(command, what),
                 },
             }
@@ -173,8 +160,8 @@ impl Orders<'_> {
     }
 
     /// Hands over. A stop ends the upgrade at every step. The drain of a service ends it, as long
-    /// as no session was handed over.
-    async fn hand_over(&mut self, instance: &Instance) -> Result<(Handover, String), NotHandedOver> {
+    /// as no session was handed over. Returns `None` if this process serves on.
+    async fn hand_over(&mut self, instance: &Instance, command: Command) -> Option<End> {
         let (overview, give_up, mut meanwhile) = (self.overview, Arc::new(GiveUp::new()), Meanwhile::default());
         let upgrading = self.upgrade.run(instance.listeners().collect(), overview, &give_up);
         let upgrading = share_quotas(overview, upgrading, &give_up);
@@ -187,11 +174,13 @@ impl Orders<'_> {
                     let why = "the program has handed over to a new process: ask that one".to_owned();
                     command.answer(Err(NotDone::Busy(why)));
                 }
-                return Ok((handover, summary));
+                command.answer(Ok(format!("handed over: {summary}")));
+                overview.process.health.drain();
+                return Some(End::now(Next::HandedOver(handover)));
             }
             (upgraded, Some(at)) => {
                 let next = Next::after(upgraded, give_up.undoes_all());
-                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
+                return Some(End { at, next });
             }
             (Upgraded::GivenUp(handover), None) => {
                 if let Some(handover) = handover {
@@ -205,9 +194,10 @@ impl Orders<'_> {
         overview.process.accounts.share(false).await;
         tracing::error!("the upgrade failed, and this process serves on: {why}");
         for (name, command) in drains {
-            drain(instance, name, Some(command));
+            drain(instance, name, command);
         }
-        Err(NotHandedOver::Failed(why))
+        command.answer(Err(NotDone::Refused(why)));
+        None
     }
 
     /// Waits for an upgrade, and notes what is ordered meanwhile.
@@ -290,13 +280,6 @@ struct Meanwhile {
     drains: Vec<(&'static str, Command)>,
 }
 
-/// Why a new process has not taken over.
-enum NotHandedOver {
-    /// This process serves on, for this reason.
-    Failed(String),
-    Stopped(Box<End>),
-}
-
 fn busy(runs: &str) -> NotDone {
     NotDone::Busy(format!("{runs} runs: try again when it has ended"))
 }
@@ -310,13 +293,11 @@ async fn too_late(waiting: &VecDeque<(Instant, Command)>) {
 }
 
 /// Closes the listeners of a service at once, and answers when they are closed.
-fn drain(instance: &Instance, name: &'static str, command: Option<Command>) {
+fn drain(instance: &Instance, name: &'static str, command: Command) {
     let closed = instance.drain(name);
     tokio::spawn(async move {
         closed.await;
-        if let Some(command) = command {
-            command.answer(Ok(format!("{name} accepts no new clients")));
-        }
+        command.answer(Ok(format!("{name} accepts no new clients")));
     });
 }
 
