@@ -2,7 +2,8 @@
 
 use super::repository::Repository;
 use super::{
-    catalogue, documents, file_lengths, fixed_ports, folders, inherited_lints, prose, sleeps, test_names, unsafe_code,
+    catalogue, circles, documents, file_lengths, fixed_ports, folders, inherited_lints, prose, sleeps, test_names,
+    unsafe_code,
 };
 
 /// Asserts that the rule has these findings in a repository of one file. Each finding must contain
@@ -225,4 +226,100 @@ fn an_edge_against_the_direction_of_the_folders_is_found() {
         "use crate::run::serve;\n",
         &[],
     );
+}
+
+/// Asserts that the crate `a` of these files has one circle, whose description has these parts, or
+/// no circle if there are none.
+#[track_caller]
+fn has_circle(files: &[(&str, &str)], parts: &[&str]) {
+    let files: Vec<_> = files
+        .iter()
+        .map(|(path, text)| (format!("crates/a/src/{path}"), *text))
+        .collect();
+    let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    let circles = circles::circles(&Repository::of(&files));
+    assert_eq!(circles.len(), usize::from(!parts.is_empty()), "{circles:?}");
+    for part in parts {
+        assert!(circles[0].contains(part), "expected {part}: {}", circles[0]);
+    }
+}
+
+#[test]
+fn a_circle_of_files_is_found() {
+    let root = ("lib.rs", "mod b;\nmod c;\nmod d;\n");
+    let b = ("b.rs", "use crate::c::C;\npub struct B(C);\n");
+    let c = (
+        "c.rs",
+        "pub struct C;\nimpl C {\n    fn f() { crate::d::D::new(); }\n}\n",
+    );
+    let d = ("d.rs", "//! Not crate::b::B.\npub struct D;\n");
+    has_circle(&[root, b, c, d], &[]);
+    let d = ("d.rs", "use super::{b::{B, self}, d};\npub struct D(B);\n");
+    has_circle(
+        &[root, b, c, d],
+        &[
+            "crates/a: a circle of 3 files: b, c, d",
+            "crates/a/src/b.rs:1: uses c: crate::c::C",
+            "crates/a/src/c.rs:3: uses d: crate::d::D::new",
+            "crates/a/src/d.rs:1: uses b: super::b::B",
+        ],
+    );
+    // A macro, and a module that only groups names.
+    let d = ("d.rs", "pub struct D;\nfn f() { g!(x => super::b::B) }\n");
+    has_circle(&[root, b, c, d], &["d.rs:2: uses b"]);
+    let d = (
+        "d.rs",
+        "pub struct D;\nmod inner {\n    use super::super::b;\n    fn f(b: b::B, d: super::D) {}\n}\n",
+    );
+    has_circle(&[root, b, c, d], &["d.rs:4: uses b: b::B"]);
+}
+
+#[test]
+fn a_circle_of_files_leads_through_reexports() {
+    let root = ("main.rs", "mod b;\nmod c;\nfn main() { c::f(b::B) }\n");
+    let front = "mod d;\nmod e;\npub(crate) use d::D as B;\npub use e::*;\n";
+    let d = ("b/d.rs", "use crate::c::f;\npub struct D;\n");
+    let e = ("b/e.rs", "use super::B;\npub struct E(B);\n");
+    let of_d = ("c.rs", "use crate::b::B;\npub fn f(b: B) {}\n");
+    let of_e = ("c.rs", "use crate::b::*;\npub fn f(e: E) {}\n");
+    has_circle(
+        &[root, ("b.rs", front), d, e, of_d],
+        &["of 2 files: b::d, c", "c.rs:1: uses b::d: crate::b::B"],
+    );
+    has_circle(
+        &[root, ("b.rs", front), d, e, of_e],
+        &["of 3 files: b::d, b::e, c", "c.rs:2: uses b::e: E"],
+    );
+    // A function that has the name of its module.
+    let e = ("b/e.rs", "pub fn e() { crate::c::f() }\n");
+    let of_e = ("c.rs", "pub fn f() { crate::b::e() }\n");
+    has_circle(
+        &[root, ("b.rs", "mod e;\npub use e::e;\n"), e, of_e],
+        &["of 2 files: b::e, c"],
+    );
+    // A front with code of its own.
+    let front = format!("{front}pub struct Own(E);\n");
+    has_circle(&[root, ("b.rs", &front), d, e], &[]);
+    let e = ("b/e.rs", "pub struct E(super::Own);\n");
+    has_circle(
+        &[root, ("b.rs", &front), e],
+        &["of 2 files: b, b::e", "b.rs:5: uses b::e: E"],
+    );
+}
+
+#[test]
+fn test_code_may_depend_in_a_circle() {
+    let root = ("lib.rs", "mod b;\nmod c;\n#[cfg(test)]\nmod tests;\npub fn f() {}\n");
+    let b = ("b.rs", "use crate::c::C;\npub struct B(C);\n");
+    let tests = ("tests.rs", "use super::f;\nuse crate::b::B;\n");
+    for test in [
+        "#[cfg(test)]\nuse crate::b::B;\npub struct C;\n",
+        "#[cfg(all(test, loom))]\n#[x]\nmod tests {\n    use crate::b::B;\n}\npub struct C;\n",
+        "pub struct C {\n    #[cfg(test)]\n    b: crate::b::B,\n}\n",
+        "pub struct C;\n#[cfg(test)]\nfn f<A, B>(b: crate::b::B) -> [u8; 1] {}\n",
+    ] {
+        has_circle(&[root, b, tests, ("c.rs", test)], &[]);
+        let code = test.replace("test", "unix");
+        has_circle(&[root, b, tests, ("c.rs", &code)], &["of 2 files: b, c"]);
+    }
 }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod catalogue;
+mod circles;
 mod documents;
 mod faults;
 mod folders;
