@@ -4,6 +4,7 @@ mod query;
 pub(crate) mod view;
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::monitor::control::{Control, NotDone, Order};
 use crate::monitor::http_server::{Answer, Answers, response, set};
 use crate::monitor::overview::Overview;
 use crate::reach::balance::WEIGHT_MAX;
-use crate::session::sessions::Session;
+use crate::session::Session;
 use crate::settings::config::LogLevelArg;
 use query::{Query, UserQuery};
 
@@ -103,23 +104,22 @@ impl Admin {
         }
     }
 
-    /// Lists sessions, in slices.
+    /// Lists sessions.
     async fn list(&self, query: &str) -> Answered {
         let query = Query::parse(query).map_err(|wrong| Failed(StatusCode::BAD_REQUEST, wrong))?;
         let (now, mut page) = (Instant::now(), SessionPage::default());
-        let mut next = Some(query.after);
-        while let Some(slot) = next {
-            let (sessions, continued) = self.overview.process.sessions.slice(slot);
-            next = continued;
-            for (slot, session) in sessions.iter().filter(|(_, session)| query.selects(session)) {
-                if page.sessions.len() == query.limit {
-                    page.next = Some(*slot);
-                    return ok(&page);
-                }
-                page.sessions.push(view::session(session, now));
+        let visit = |slot, session: &Arc<Session>| {
+            if !query.selects(session) {
+                return ControlFlow::Continue(());
             }
-            tokio::task::yield_now().await;
-        }
+            if page.sessions.len() == query.limit {
+                return ControlFlow::Break(slot);
+            }
+            page.sessions.push(view::session(session, now));
+            ControlFlow::Continue(())
+        };
+        let sessions = &self.overview.process.sessions;
+        page.next = sessions.visit(query.after, visit).await.break_value();
         ok(&page)
     }
 

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::access::admission::{Admission, ClientKey, Permit};
 use crate::kit::clock;
 use crate::net::listener::{Accepted, Listener};
-use crate::session::process::Process;
+use crate::session::Process;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
 /// replaces another one ([`Seats`]). While a client floods the listener, a probe from the same

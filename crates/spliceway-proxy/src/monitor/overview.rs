@@ -3,6 +3,7 @@
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -15,8 +16,7 @@ use crate::metrics::{Totals, Traffic};
 use crate::monitor::admin::view;
 use crate::monitor::earlier;
 use crate::reach::balance::{BackendState, BackendStatus};
-use crate::session::process::Process;
-use crate::session::service::Service;
+use crate::session::{Process, Service, Session};
 
 /// The time between two samples. Rates are over [`SAMPLES`] of them.
 const EVERY: Duration = Duration::from_secs(1);
@@ -97,17 +97,18 @@ impl Overview {
 
     /// Looks at sessions from `slot` on, so that their idle times are known. Returns where to
     /// continue.
-    async fn observe(&self, mut slot: usize) -> usize {
+    async fn observe(&self, slot: usize) -> usize {
         let (now, mut observed) = (Instant::now(), 0);
-        while observed < OBSERVED_MAX {
-            let (sessions, next) = self.process.sessions.slice(slot);
-            sessions.iter().for_each(|(_, session)| session.observe(now));
-            observed += sessions.len();
-            let Some(next) = next else { return 0 };
-            slot = next;
-            tokio::task::yield_now().await;
-        }
-        slot
+        let visit = |slot, session: &Arc<Session>| {
+            if observed == OBSERVED_MAX {
+                return ControlFlow::Break(slot);
+            }
+            session.observe(now);
+            observed += 1;
+            ControlFlow::Continue(())
+        };
+        let continued = self.process.sessions.visit(slot, visit).await;
+        continued.break_value().unwrap_or(0)
     }
 
     async fn sample(&self) -> Sample {

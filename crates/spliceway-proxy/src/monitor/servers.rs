@@ -15,8 +15,7 @@ use crate::monitor::status_page::StatusPage;
 use crate::monitor::status_server::StatusServer;
 use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
-use crate::session::process::Process;
-use crate::session::record;
+use crate::session::{self, Process};
 use crate::settings::Settings;
 
 /// Opens the listeners that the settings ask for, and serves them until the runtime ends. Returns
@@ -33,7 +32,7 @@ pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control
     }
     if let Some(interval) = settings.record_interval {
         let sessions = Arc::clone(&process.sessions);
-        let task = async move { record::write_open(&sessions, interval).await };
+        let task = async move { session::write_open(&sessions, interval).await };
         process
             .health
             .spawn("the task that writes records of open sessions", task);

@@ -23,7 +23,7 @@ use crate::monitor::overview::Served;
 use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
 use crate::run::startup::CannotRun;
-use crate::session::process::Process;
+use crate::session::Process;
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};

@@ -355,7 +355,7 @@ mod tests {
     use crate::run::drain::Drain;
     use crate::run::handover::Program;
     use crate::run::notify::Manager;
-    use crate::session::process::Process;
+    use crate::session::Process;
 
     #[tokio::test(start_paused = true)]
     async fn an_order_that_takes_long_delays_no_drain_and_not_the_answer_to_others() {

@@ -24,7 +24,7 @@ use crate::run::instance::{Instance, Plan};
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
 use crate::run::startup::CannotRun;
-use crate::session::process::Process;
+use crate::session::Process;
 use crate::settings::{Settings, Source};
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At

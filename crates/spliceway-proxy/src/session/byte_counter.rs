@@ -10,48 +10,47 @@ use tokio::sync::futures::OwnedNotified;
 
 use crate::access::accounts::Account;
 use crate::access::datagram_counts::DatagramStats;
-use crate::session::record::Record;
-use crate::session::sessions::Session;
+use crate::session::facts::Session;
 
 /// Counts after each poll of a relay or an association. A poll moves at most one poll budget and
 /// one more read, so a quota is exceeded by at most that much in each session.
 pub(super) struct ByteCounter {
     session: Arc<Session>,
     account: Arc<Account>,
-    moved: Moved,
+    source: ByteSource,
     counted: u64,
     /// The next share of the quota, while the session waits for it.
     waits: Option<Pin<Box<OwnedNotified>>>,
 }
 
 /// Where the bytes are counted.
-pub(super) enum Moved {
+pub(super) enum ByteSource {
     Relay(RelayStats),
     Datagrams(DatagramStats),
 }
 
-impl Moved {
+impl ByteSource {
     fn bytes(&self) -> u64 {
         match self {
             Self::Relay(stats) => stats.snapshot().bytes(),
             Self::Datagrams(stats) => {
-                let moved = stats.snapshot();
-                moved.up.bytes + moved.down.bytes
+                let passed = stats.snapshot();
+                passed.up.bytes + passed.down.bytes
             }
         }
     }
 }
 
 impl ByteCounter {
-    /// Returns `None` for a session whose user has no limits. What was moved before does not count.
-    pub(super) fn new(record: &Record, moved: Moved) -> Option<Self> {
-        let session = Arc::clone(record.session());
+    /// Returns `None` for a session whose user has no limits. What has passed before does not
+    /// count.
+    pub(super) fn new(session: &Arc<Session>, source: ByteSource) -> Option<Self> {
         let account = Arc::clone(session.facts().account.as_ref()?.account());
         Some(Self {
-            session,
+            session: Arc::clone(session),
             account,
-            counted: moved.bytes(),
-            moved,
+            counted: source.bytes(),
+            source,
             waits: None,
         })
     }
@@ -67,7 +66,7 @@ impl ByteCounter {
             return Poll::Pending;
         }
         let polled = poll(cx);
-        let bytes = self.moved.bytes();
+        let bytes = self.source.bytes();
         if bytes != self.counted {
             let is_used_up = self.account.count(bytes - self.counted);
             self.counted = bytes;
@@ -96,10 +95,10 @@ impl ByteCounter {
 }
 
 /// Awaits a relay or an association, and counts after each of its polls.
-pub(super) async fn counted<F: Future>(counter: Option<ByteCounter>, moving: F) -> F::Output {
+pub(super) async fn counted<F: Future>(counter: Option<ByteCounter>, passing: F) -> F::Output {
     let Some(mut counter) = counter else {
-        return moving.await;
+        return passing.await;
     };
-    let mut moving = pin!(moving);
-    poll_fn(|cx| counter.poll(cx, |cx| moving.as_mut().poll(cx))).await
+    let mut passing = pin!(passing);
+    poll_fn(|cx| counter.poll(cx, |cx| passing.as_mut().poll(cx))).await
 }

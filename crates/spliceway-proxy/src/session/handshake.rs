@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::time::Instant;
 
 use crate::access::auth::{Busy, Penalties, Standing, Users};
+use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::reach::sni::Routes;
@@ -45,7 +46,7 @@ pub(crate) struct ClientRequest {
 /// The facts that a client has stated about itself so far. The record includes them even if the
 /// handshake fails.
 #[derive(Default)]
-pub(crate) struct Heard {
+pub(crate) struct ClientClaims {
     pub(crate) protocol: Option<Spoken>,
     /// The name that the client gave. The name is proven only after the handshake has succeeded.
     pub(crate) user: Option<Box<str>>,
@@ -92,24 +93,24 @@ pub(crate) async fn receive_request(
     client: &mut Client,
     kind: &Kind,
     authenticator: &Authenticator<'_>,
-    heard: &mut Heard,
+    claims: &mut ClientClaims,
 ) -> Result<ClientRequest, NoRequest> {
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
         Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
         // Boxed, because only this kind needs the memory of a TLS parser.
-        Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, heard)).await,
+        Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, claims)).await,
         Kind::Socks5 => Spoken::Socks5,
         // The record and the answer depend on whether the client has sent a byte.
         Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
         Kind::Http => Spoken::Http,
         Kind::Mixed => first_byte(client).await?,
     };
-    heard.protocol = Some(spoken);
+    claims.protocol = Some(spoken);
     match spoken {
-        Spoken::Socks5 => receive_socks5(client, authenticator, heard).await,
+        Spoken::Socks5 => receive_socks5(client, authenticator, claims).await,
         Spoken::Socks4 => receive_socks4(client, authenticator).await,
-        Spoken::Http => receive_http(client, authenticator, heard).await,
+        Spoken::Http => receive_http(client, authenticator, claims).await,
     }
 }
 
@@ -121,7 +122,7 @@ async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
 async fn receive_socks5(
     client: &mut Client,
     authenticator: &Authenticator<'_>,
-    heard: &mut Heard,
+    claims: &mut ClientClaims,
 ) -> Result<ClientRequest, NoRequest> {
     let mut greeting = socks5::Greeting::new(authenticator.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
@@ -130,7 +131,7 @@ async fn receive_socks5(
         socks5::Offer::Agreed(agreed) => (agreed, None),
         socks5::Offer::Password(mut stage) => {
             let (credentials, undecided) = read(client, |input| stage.feed(input)).await?;
-            heard.user = Some(credentials.name_as_text());
+            claims.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(&credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.socks5().to_vec()))?;
             client.write_all(&socks5::Undecided::ACCEPTED).await?;
@@ -166,7 +167,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
 async fn receive_http(
     client: &mut Client,
     authenticator: &Authenticator<'_>,
-    heard: &mut Heard,
+    claims: &mut ClientClaims,
 ) -> Result<ClientRequest, NoRequest> {
     let mut parser = http::Head::new(authenticator.demand());
     let (request, user) = match read(client, |input| parser.feed(input)).await? {
@@ -176,7 +177,7 @@ async fn receive_http(
                 let challenge = http::response(http::Status::AuthenticationRequired);
                 return Err(refused(Refusal::NoPassword, challenge));
             };
-            heard.user = Some(credentials.name_as_text());
+            claims.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
             let user = credentials.name.clone();
@@ -202,10 +203,14 @@ async fn receive_http(
 }
 
 /// Reads what a TLS client states, and chooses its target. The target gets the same bytes.
-async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
-    heard.is_silent = true;
+async fn receive_hello(
+    client: &mut Client,
+    routes: &Routes,
+    claims: &mut ClientClaims,
+) -> Result<ClientRequest, NoRequest> {
+    claims.is_silent = true;
     client.fill_buf().await?;
-    heard.is_silent = false;
+    claims.is_silent = false;
     let mut parser = tls::Hello::new();
     let feed = |input: &mut &[u8]| match parser.feed(input) {
         Err(tls::Refusal::Missing) => Ok(Some(None)),
@@ -214,7 +219,7 @@ async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) 
     let (target, head) = match read(client, feed).await? {
         None => (routes.target_without_tls(), parser.into_bytes()),
         Some(hello) => {
-            heard.server_name.clone_from(&hello.name);
+            claims.server_name.clone_from(&hello.name);
             (routes.target(&hello), hello.bytes)
         }
     };
@@ -272,9 +277,10 @@ impl Authenticator<'_> {
             return Err(Unproven::Held(wait));
         }
         let has_failed = |client| self.penalties.has_failed(client, now) && !users.has_passed_from(client);
-        let standing = match self.client.is_some_and(has_failed) {
-            true => Standing::Failed,
-            false => Standing::Good,
+        let standing = if self.client.is_some_and(has_failed) {
+            Standing::Failed
+        } else {
+            Standing::Good
         };
         match users.verify(credentials, self.client, standing, self.deadline).await {
             Ok(Some(proof)) => Ok(proof),
@@ -371,6 +377,14 @@ fn refused(reason: Refusal, answer: Vec<u8>) -> NoRequest {
 }
 
 impl NoRequest {
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Refused { reason, .. } => SessionEnd::Denied(*reason).into(),
+            Self::Gone => SessionEnd::ClientEof.into(),
+            Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
+        }
+    }
+
     fn by_parser(refusal: impl Copy + Into<Refusal> + Into<Refused>) -> Self {
         let Refused { answer, .. } = refusal.into();
         refused(refusal.into(), answer)

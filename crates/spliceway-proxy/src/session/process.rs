@@ -9,7 +9,7 @@ use crate::access::policy::OwnListeners;
 use crate::kit::health::Health;
 use crate::metrics::Metrics;
 use crate::net::adopted::Adopted;
-use crate::session::sessions::Sessions;
+use crate::session::registry::Sessions;
 
 /// What all services of this process share. It lives as long as the process.
 pub(crate) struct Process {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use spliceway_protocol::address::canonical;
 use spliceway_protocol::rule::canonical_network;
 
-use crate::session::sessions::Session;
+use crate::session::Session;
 
 /// The sessions of one page, if the query does not say how many.
 const LIMIT: usize = 100;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_query_selects_by_service_user_and_client() {
-        let sessions = crate::session::sessions::Sessions::default();
+        let sessions = crate::session::Sessions::default();
         let (session, _) = sessions.add("socks5", Some("192.0.2.7:4000".parse().unwrap()));
         session.facts().user = Some("ann b".into());
         for (query, expected) in [

@@ -7,7 +7,7 @@ use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
 use crate::kit::clock;
-use crate::session::sessions::{Phase, Session};
+use crate::session::{Phase, Session};
 
 /// Returns what the operator sees of a session.
 pub(crate) fn session(session: &Session, now: Instant) -> SessionView {

@@ -19,8 +19,7 @@ use crate::monitor::overview::Overview;
 use crate::net::adopted::Offered;
 use crate::net::listener::SocketFile;
 use crate::run::notify::Manager;
-use crate::session::service::Service;
-use crate::session::sessions::Sessions;
+use crate::session::{Service, Sessions};
 
 /// The time between two searches for sessions that have begun to relay.
 const SEARCH: Duration = Duration::from_millis(20);

@@ -9,7 +9,7 @@ use spliceway::{DirectionStage, DirectionSummary, Peer, Reason, RelayState, Rela
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
-use crate::session::sessions::Facts;
+use crate::session::Facts;
 
 /// The version of the format. A program that changes the meaning of a message changes this number,
 /// and a hand-over between two numbers is refused.

@@ -1,6 +1,7 @@
 //! Sends the sessions in relay to the new process, some at a time.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -12,8 +13,7 @@ use super::new_process::NewProcess;
 use super::owner::{Answer, Giver};
 use super::trouble::{Stopped, Trouble};
 use crate::kit::harmless::reason;
-use crate::session::Moving;
-use crate::session::sessions::Sessions;
+use crate::session::{Offer, Session, Sessions};
 
 /// The time in which the task of a session must suspend its relay. A worker may be busy.
 pub(super) const SUSPEND: Duration = Duration::from_secs(1);
@@ -37,21 +37,21 @@ pub(super) struct Tally {
 /// A session on its way.
 struct Sent {
     id: u64,
-    moving: Moving,
+    offer: Offer,
     giver: Giver,
     suspended: Instant,
 }
 
 /// Sends every session that is in relay.
 pub(super) async fn send_all(new: &mut NewProcess, sessions: &Sessions, tally: &mut Tally) -> Result<(), Stopped> {
-    let mut slot = Some(0);
-    while let Some(from) = slot {
-        let (found, next) = sessions.slice(from);
-        slot = next;
-        for together in found.chunks(TOGETHER) {
+    let request = |(_, session): &(usize, Arc<Session>)| {
+        let requested = session.request_handover()?;
+        Some((Arc::clone(session), requested))
+    };
+    for slice in sessions.slices(0) {
+        for together in slice.chunks(TOGETHER) {
             new.give_up().check()?;
-            let asked = together.iter().filter_map(|(_, session)| session.ask_to_move());
-            send_together(new, asked.collect(), tally).await;
+            send_together(new, together.iter().filter_map(request).collect(), tally).await;
             if new.is_reaped() {
                 return Err(Stopped::Ended);
             }
@@ -61,14 +61,18 @@ pub(super) async fn send_all(new: &mut NewProcess, sessions: &Sessions, tally: &
 }
 
 /// Sends sessions, and waits for the answer about each of them.
-async fn send_together(new: &mut NewProcess, asked: Vec<oneshot::Receiver<Moving>>, tally: &mut Tally) {
-    let (mut sent, mut trouble) = (Vec::with_capacity(asked.len()), None);
-    for asked in asked {
+async fn send_together(
+    new: &mut NewProcess,
+    requested: Vec<(Arc<Session>, oneshot::Receiver<Offer>)>,
+    tally: &mut Tally,
+) {
+    let (mut sent, mut trouble) = (Vec::with_capacity(requested.len()), None);
+    for (session, requested) in requested {
         // The session may have ended, or cannot be suspended now.
-        let Ok(Ok(moving)) = new.give_up().soon(SUSPEND, asked).await else {
+        let Ok(Ok(offer)) = new.give_up().soon(SUSPEND, requested).await else {
             continue;
         };
-        match send(new, moving).await {
+        match send(new, &session, offer).await {
             Ok(Ok(one)) => sent.push(one),
             Ok(Err(NotSent::Refused(error))) => {
                 tally.refused += 1;
@@ -84,8 +88,12 @@ async fn send_together(new: &mut NewProcess, asked: Vec<oneshot::Receiver<Moving
             }
         }
     }
+    let mut forgotten = Vec::with_capacity(sent.len());
     for one in sent {
-        one.settle(new, tally).await;
+        forgotten.extend(one.settle(new, tally).await);
+    }
+    for session in forgotten {
+        session.await;
     }
     if let Some(mut trouble) = trouble {
         if trouble == Trouble::Closed && !new.is_reaped() {
@@ -96,9 +104,8 @@ async fn send_together(new: &mut NewProcess, asked: Vec<oneshot::Receiver<Moving
 }
 
 /// Sends a session. If the whole of it was not sent, it continues here.
-async fn send(new: &mut NewProcess, moving: Moving) -> Result<Result<Sent, NotSent>, Trouble> {
-    let (parcel, suspended) = (moving.parcel(), Instant::now());
-    let (session, ends) = (parcel.record.session(), &parcel.suspended);
+async fn send(new: &mut NewProcess, session: &Session, offer: Offer) -> Result<Result<Sent, NotSent>, Trouble> {
+    let (ends, suspended) = (offer.suspended(), Instant::now());
     let mut message = SessionMessage::new(&session.facts(), &ends.state);
     (message.id, message.service) = (session.id, session.service.to_owned());
     message.age_us = micros(session.started.elapsed());
@@ -114,26 +121,26 @@ async fn send(new: &mut NewProcess, moving: Moving) -> Result<Result<Sent, NotSe
     giver.offered();
     Ok(Ok(Sent {
         id,
-        moving,
+        offer,
         giver,
         suspended,
     }))
 }
 
 impl Sent {
-    /// Waits for the answer. Then one of the processes owns the session.
-    async fn settle(mut self, new: &mut NewProcess, tally: &mut Tally) {
+    /// Waits for the answer. Then one of the processes owns the session. If it is the new one,
+    /// returns a future that waits until this process has forgotten the session.
+    async fn settle(mut self, new: &mut NewProcess, tally: &mut Tally) -> Option<impl Future<Output = ()> + use<>> {
         match answer(new, self.id, tally).await {
             Some(answer) => self.giver.answered(answer),
             None => self.giver.gone(),
         }
         if self.giver.owns() {
             tally.refused += 1;
-            drop(self.moving);
-        } else {
-            tally.pauses.push(self.suspended.elapsed());
-            self.moving.taken();
+            return None;
         }
+        tally.pauses.push(self.suspended.elapsed());
+        Some(self.offer.taken())
     }
 }
 

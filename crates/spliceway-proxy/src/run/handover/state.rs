@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::message::micros;
 use crate::access::rates::Balances;
 use crate::reach::balance::HandedOverBackend;
-use crate::session::service::Service;
+use crate::session::Service;
 
 /// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so does
 /// each of the 10,000 with penalties. So the message is always shorter than a frame may be. The

@@ -24,11 +24,7 @@ use crate::net::adopted::Adopted;
 use crate::net::stream::Stream;
 use crate::run::drain;
 use crate::run::notify::{Manager, Message};
-use crate::session::process::Process;
-use crate::session::record::Record;
-use crate::session::service::Service;
-use crate::session::sessions::Session;
-use crate::session::{self, Parcel, Suspended};
+use crate::session::{self, Process, Record, Service, Session, Suspended};
 
 /// The socket to the process that has started this one.
 pub(crate) struct Successor(StdUnixStream);
@@ -253,9 +249,9 @@ impl OldProcess {
         taker.received();
         let session = message.id;
         let alive = alive.upgrade().ok_or_else(|| io::Error::other("the new process stops"));
-        let parcel = alive.and_then(|alive| Ok((parcel(message, data, descriptors, overview)?, alive)));
-        let (answer, parcel, message) = match parcel {
-            Ok(parcel) => (Answer::Taken, Some(parcel), ToOld::Taken { session }),
+        let built = alive.and_then(|alive| Ok((build(message, data, descriptors, overview)?, alive)));
+        let (answer, built, message) = match built {
+            Ok(built) => (Answer::Taken, Some(built), ToOld::Taken { session }),
             Err(error) => {
                 let why = reason(&error.to_string());
                 (Answer::Refused, None, ToOld::NotTaken { session, why })
@@ -264,11 +260,11 @@ impl OldProcess {
         // If the old process is dead, this is the only process that has the session.
         let _is_sent = self.0.send_message(&message).await;
         taker.answered(answer);
-        match parcel.filter(|_| taker.owns()) {
-            Some((parcel, alive)) => {
+        match built.filter(|_| taker.owns()) {
+            Some(((record, suspended), alive)) => {
                 // A quota file of this process counts the bytes of the session.
                 created::keep();
-                session::arrive(parcel, alive);
+                session::resume(record, suspended, alive);
                 true
             }
             None => false,
@@ -320,7 +316,12 @@ fn add(data: &[u8], overview: &Overview) {
 }
 
 /// Builds everything that the session needs. Nothing of it moves a byte.
-fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overview: &Overview) -> io::Result<Parcel> {
+fn build(
+    message: SessionMessage,
+    data: &[u8],
+    descriptors: Vec<OwnedFd>,
+    overview: &Overview,
+) -> io::Result<(Record, Suspended)> {
     let [client, upstream] = <[OwnedFd; 2]>::try_from(descriptors)
         .map_err(|missing| io::Error::other(format!("{} of 2 sockets arrived", missing.len())))?;
     let service = service(&message.service, overview)?;
@@ -341,22 +342,18 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     let ago = |time| now.checked_sub(time).unwrap_or(now);
     let session = Session::new(message.id, service.name, ago(age), facts);
     if let Some(idle) = message.shown_idle_us {
-        session.has_moved(message.bytes(), ago(Duration::from_micros(idle)));
+        session.set_activity(message.bytes(), ago(Duration::from_micros(idle)));
     }
-    let mut record = Record::arrived(Arc::clone(&service), session);
-    record.reenter_account();
-    let rates = record.user_rates(service.rates.of_session(address));
+    let record = Record::arrived(Arc::clone(&service), session, permit);
+    let rates = record.guard.user_rates(service.rates.of_session(address));
     rates.lower(balances);
-    Ok(Parcel {
-        record,
-        permit,
-        suspended: Suspended {
-            client,
-            upstream,
-            state,
-            rates,
-        },
-    })
+    let suspended = Suspended {
+        client,
+        upstream,
+        state,
+        rates,
+    };
+    Ok((record, suspended))
 }
 
 fn service(name: &str, overview: &Overview) -> io::Result<Arc<Service>> {

@@ -15,8 +15,8 @@ use crate::net::listener::Transport;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
 use crate::session;
-use crate::session::process::Process;
-use crate::session::service::Service;
+use crate::session::Process;
+use crate::session::Service;
 use crate::settings::exposure::Clients;
 use crate::settings::{ServiceSettings, SessionSettings, Settings, UserTargets};
 

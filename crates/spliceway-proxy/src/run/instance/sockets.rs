@@ -14,8 +14,8 @@ use crate::kit::alive::{Alive, MaybeAlive};
 use crate::net::adopted::Offered;
 use crate::net::listener::{self, Listener, ModeChange, Transport};
 use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
-use crate::session::process::Process;
-use crate::session::service::Service;
+use crate::session::Process;
+use crate::session::Service;
 use crate::session::udp::{Opener, Port};
 use crate::session::{self, Arrival};
 use crate::settings::exposure::Reach;
@@ -196,9 +196,9 @@ impl Acceptor {
                 port_index,
                 permit,
             };
-            if let Some((opening, session)) = session::begin(arrival, service) {
-                let task = tokio::spawn(session::run(opening, self.alive.clone()));
-                session.runs_in(task.abort_handle());
+            if let Some((setup, session)) = session::begin(arrival, service) {
+                let task = tokio::spawn(session::run(setup, self.alive.clone()));
+                session.set_task(task.abort_handle());
             }
         };
         let (gate, admission) = (&process.gate, &process.admission);

@@ -61,10 +61,10 @@ use std::net::SocketAddr;
 
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::Outcome;
-use crate::session::byte_counter::{ByteCounter, Moved, counted};
+use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
 use crate::session::destinations::ClientDestinations;
+use crate::session::guard::Guard;
 use crate::session::handshake::{Client, ClientRequest};
-use crate::session::record::Record;
 use crate::session::service::Service;
 use association::{AssociateSettings, Association};
 
@@ -76,10 +76,10 @@ pub(crate) struct Associated {
 }
 
 impl Associated {
-    pub(crate) async fn run(mut self, record: &mut Record) -> Outcome {
+    pub(crate) async fn run(mut self, guard: &mut Guard) -> Outcome {
         let stats = self.association.stats();
-        record.associating(stats.clone());
-        let counter = ByteCounter::new(record, Moved::Datagrams(stats));
+        guard.associating(stats.clone());
+        let counter = ByteCounter::new(guard.session(), ByteSource::Datagrams(stats));
         counted(counter, self.association.run(&mut self.client)).await
     }
 }

@@ -19,10 +19,7 @@ use crate::kit::health::Health;
 use crate::net::stream::Stream;
 use crate::run::drain::Drain;
 use crate::run::instance::Instance;
-use crate::session::process::Process;
-use crate::session::record::Record;
-use crate::session::sessions::{Facts, Session};
-use crate::session::{self, Parcel, Suspended};
+use crate::session::{self, Facts, Process, Record, Session, Suspended};
 
 /// An old process with one session in relay, and a new process that neither reads nor answers.
 struct World {
@@ -55,17 +52,14 @@ impl World {
         let (far, target) = UnixStream::pair().unwrap();
         let session = Session::new(1, service.name, Instant::now(), Facts::default());
         let rates = service.rates.of_session(None);
-        let parcel = Parcel {
-            record: Record::arrived(service, session),
-            permit: overview.process.admission.readmit(),
-            suspended: Suspended {
-                client: Stream::Unix(near),
-                upstream: Stream::Unix(far),
-                state: RelayState::default(),
-                rates,
-            },
+        let suspended = Suspended {
+            client: Stream::Unix(near),
+            upstream: Stream::Unix(far),
+            state: RelayState::default(),
+            rates,
         };
-        session::arrive(parcel, alive);
+        let record = Record::arrived(service, session, overview.process.admission.readmit());
+        session::resume(record, suspended, alive);
         let (here, other) = StdUnixStream::pair().unwrap();
         let child = Command::new("sleep").arg("100").spawn().unwrap();
         let mut world = Self {

@@ -191,13 +191,12 @@ impl Port {
         let flow = Flow::new(header, stats.clone(), now);
         let session = Session {
             seat: Seat::new(Arc::clone(&self.clients), client),
-            record: Record::new(Arc::clone(service), Some(address)),
+            record: Record::new(Arc::clone(service), Some(address), permit),
             broken: flow.broken(),
             answered: None,
             port_index: opener.port_index,
             target,
             stats,
-            permit,
         };
         Ok((flow, session))
     }

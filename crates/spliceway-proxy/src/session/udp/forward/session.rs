@@ -17,7 +17,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::client_side::ClientSide;
 use super::table::says_nothing_receives;
-use crate::access::admission::Permit;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::alive::Alive;
 use crate::kit::errno;
@@ -45,7 +44,6 @@ pub(super) struct Session {
     /// The position of the port in its range.
     pub(super) port_index: u16,
     pub(super) stats: DatagramStats,
-    pub(super) permit: Permit,
 }
 
 /// The seat of a session in the table of its port. Dropping it removes the session.
@@ -68,9 +66,9 @@ type TargetCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 impl Session {
     pub(super) fn spawn(self, alive: Alive) {
-        let session = Arc::clone(self.record.session());
+        let session = Arc::clone(self.record.guard.session());
         let task = tokio::spawn(self.run(alive));
-        session.runs_in(task.abort_handle());
+        session.set_task(task.abort_handle());
     }
 
     async fn run(mut self, _alive: Alive) {
@@ -80,15 +78,14 @@ impl Session {
         };
         drop(self.seat);
         self.record.end(outcome);
-        drop(self.permit);
     }
 
     /// Connects to the target, or to one of the backends.
     async fn connect(&mut self) -> Result<(Arc<UdpSocket>, SocketAddr), Outcome> {
-        let service = Arc::clone(self.record.service());
-        let (record, seat) = (&mut self.record, &self.seat);
-        let mut connect = |target: Target| {
-            record.dials(target.clone());
+        let service = Arc::clone(self.record.guard.service());
+        let (guard, seat) = (&self.record.guard, &self.seat);
+        let connect = |target: Target| {
+            guard.dials(target.clone());
             connect_to(target, seat, &service)
         };
         let connected = match &service.balancer {
@@ -103,20 +100,20 @@ impl Session {
                     slow: Duration::MAX,
                 };
                 let (connected, lease) = balancer.connect(tries, connect).await?;
-                self.record.holds(lease);
+                self.record.guard.holds(lease);
                 connected
             }
         };
         let Connected { socket, address, time } = connected;
-        self.record.connected(Some(address), time);
-        self.record.associating(self.stats.clone());
+        self.record.guard.connected(Some(address), time);
+        self.record.guard.associating(self.stats.clone());
         self.seat.connected(&socket, address);
         Ok((socket, address))
     }
 
     /// Sends the datagrams of the target at `address` to the client until the session ends.
     async fn forward(&mut self, socket: &UdpSocket, address: SocketAddr) -> Outcome {
-        let silence = self.record.service().timeouts.udp;
+        let silence = self.record.guard.service().timeouts.udp;
         let mut silent = pin!(sleep_until(end_of_silence(Instant::now(), None, silence)));
         let broken = Arc::clone(&self.broken);
         let mut target_check = None;
@@ -155,7 +152,7 @@ impl Session {
 
     /// Checks whether another session of the client would have another target.
     fn check_target(&mut self, address: SocketAddr) -> TargetCheck {
-        let target = match self.record.lease() {
+        let target = match self.record.guard.lease() {
             Some(lease) => lease.target(self.port_index),
             None => self.target.clone(),
         };
@@ -203,7 +200,7 @@ impl Session {
         let end = if self.answered.is_some() {
             SessionEnd::ResetByUpstream
         } else {
-            if let Some(lease) = self.record.lease() {
+            if let Some(lease) = self.record.guard.lease() {
                 lease.failed(Failure::Connect);
             }
             SessionEnd::ConnectFailed(errno::name(&error))

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use spliceway_protocol::address::Target;
 use tokio::time::Instant;
 
+use super::Connecting;
 use super::departure::departed;
-use super::open::Opening;
 use crate::kit::outcome::Outcome;
 use crate::reach::balance::{Balancer, NotConnected, Tries};
 use crate::reach::dial::Dialed;
-use crate::session::record::Record;
+use crate::session::guard::Guard;
 
-impl Opening {
+impl Connecting {
     /// Connects to a backend. Each attempt has the whole connect timeout.
-    pub(super) async fn connect_to_backend(
+    pub(in crate::session) async fn dial_backend(
         &self,
         balancer: &Arc<Balancer>,
-        record: &mut Record,
+        guard: &mut Guard,
     ) -> Result<Dialed, Outcome> {
         let (service, started) = (&self.service, Instant::now());
         let limit = service.timeouts.connect;
@@ -28,7 +28,7 @@ impl Opening {
             slow: limit / 2,
         };
         let dial = |target: Target| {
-            record.dials(target.clone());
+            guard.dials(target.clone());
             async move {
                 let dialed = service.dialer.dial_for(&target, self.dial_request()).await;
                 dialed.map_err(|error| {
@@ -43,9 +43,9 @@ impl Opening {
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let (mut dialed, lease) = connected?;
-        record.keep(dialed.own.take());
-        record.connected(dialed.address, started.elapsed());
-        record.holds(lease);
+        guard.keep(dialed.own.take());
+        guard.connected(dialed.address, started.elapsed());
+        guard.holds(lease);
         Ok(dialed)
     }
 }

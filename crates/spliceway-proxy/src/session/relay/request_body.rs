@@ -8,11 +8,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::answering::Upload;
+use crate::session::linger::FORGOTTEN_MAX_BYTES;
 use spliceway_protocol::http::{Chunks, Malformed};
-
-/// The limit on bytes that are read and discarded after a body. It is more than a client needs to
-/// send an extra line end or another request. If a client sends more, TCP flow control stops it.
-pub(super) const FORGOTTEN_MAX_BYTES: usize = 64 << 10;
 
 /// A reader that returns the rest of the body. After the body, it returns no more bytes while the
 /// client is connected. It reads and discards up to 64 KiB of the bytes that follow.
@@ -33,7 +30,7 @@ impl<R> RequestBody<R> {
     /// Creates a reader. `sent` is the number of bytes that were read from the client before.
     pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>) -> Self {
         if chunks.are_over() {
-            upload.is_of(sent);
+            upload.set_total(sent);
         }
         Self {
             client,
@@ -70,7 +67,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
             *forgotten += bytes - taken;
             *sent += taken as u64;
             if chunks.are_over() {
-                upload.is_of(*sent);
+                upload.set_total(*sent);
             }
             if taken > 0 || bytes == 0 {
                 return Poll::Ready(Ok(()));

@@ -3,22 +3,19 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
 use super::departure::{Finish, departed};
-use super::request_body::FORGOTTEN_MAX_BYTES;
 use crate::kit::outcome::Outcome;
 use crate::net::stream::Stream;
 use crate::reach::dial::Dialed;
 use crate::session::handshake::Client;
+use crate::session::linger::FORGOTTEN_MAX_BYTES;
 use spliceway_protocol::http::Answer;
 
 /// The size of one read, with room for most answer heads.
 const READ_BYTES: usize = 4 << 10;
-
-/// The longest wait for a client to finish if there is no half-close timeout.
-const LINGER_MAX: Duration = Duration::from_secs(60);
 
 /// The reason why an exchange has no answer.
 pub(super) enum NoAnswer {
@@ -67,7 +64,7 @@ pub(super) async fn exchange(
 ) -> Result<Answered, NoAnswer> {
     let answered = async {
         tokio::select! {
-            answer = ask(request, sent, wants_upgrade, dialed) => answer,
+            answer = request_head(request, sent, wants_upgrade, dialed) => answer,
             given_up = gone(client, wants_upgrade, patience.half_closed) => Err(given_up),
         }
     };
@@ -77,7 +74,7 @@ pub(super) async fn exchange(
     }
 }
 
-async fn ask(
+async fn request_head(
     request: &[u8],
     sent: impl FnMut(u64),
     wants_upgrade: bool,
@@ -150,17 +147,4 @@ async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Dura
         }
     }
     std::future::pending().await
-}
-
-/// Reads and discards bytes from a client until the client has finished. A socket that is closed
-/// with unread bytes resets its peer. The peer then loses the part of the answer that it has not
-/// read.
-///
-/// Reads for at most the half-close timeout, and at most 64 KiB.
-pub(super) async fn linger(client: &mut (impl AsyncRead + Unpin), limit: Option<Duration>) {
-    let mut client = client.take(FORGOTTEN_MAX_BYTES as u64);
-    let mut sink = tokio::io::sink();
-    let reading = tokio::io::copy(&mut client, &mut sink);
-    // The session is over, whatever the result is.
-    let _ = timeout(limit.unwrap_or(LINGER_MAX), reading).await;
 }

@@ -1,18 +1,23 @@
-//! Finds the address of a client and decides whether the proxy admits the client.
+//! Admits a client: finds its address, and decides whether it may use the service.
 
 use std::net::SocketAddr;
 
 use tokio::time::timeout;
 
-use crate::access::admission::Permit;
+use super::guard::Guard;
+use super::handshake::{self, Client};
+use super::service::Service;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
-use crate::net::listener::Accepted;
-use crate::session::handshake::{self, Client};
-use crate::session::service::Service;
+use crate::net::hops::Hops;
+use crate::net::listener::{self, Accepted};
+use crate::net::stream::Stream;
 use crate::settings::AcceptProxy;
 use spliceway_protocol::proxy;
 
+/// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
+/// HTTP heads, and some early data. Further early data waits in the socket.
+const HANDSHAKE_BUFFER_BYTES: usize = 1024;
 /// The addresses of a client and of the socket that it reached. They come from the connection, or
 /// from a load balancer in front of the proxy.
 pub(super) struct Addresses {
@@ -23,8 +28,51 @@ pub(super) struct Addresses {
     pub(super) tlvs: Vec<u8>,
 }
 
+/// A client that may use the service, and has not sent its request yet.
+pub(super) struct Admitted {
+    pub(super) client: Client,
+    pub(super) addresses: Addresses,
+    /// The services of this program that the client has passed.
+    pub(super) hops: Hops,
+}
+
+impl Admitted {
+    /// Admits a client. A client that is refused gets a reset.
+    pub(super) async fn admit(accepted: Accepted, guard: &mut Guard) -> Result<Self, Outcome> {
+        let service = guard.service();
+        let mut hops = Hops::behind(&accepted.stream, accepted.peer);
+        if is_stranger(&accepted, service) || hops.are_far() && service.is_only_for_this_machine {
+            return Err(reset(accepted.stream, Refusal::Client));
+        }
+        let mut addresses = Addresses::direct(&accepted, service);
+        hops.begin(!service.is_private && !service.clients.names_who_may());
+        let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
+        if let Some(accept) = &service.accept_proxy {
+            addresses = read_header(&mut client, accept, addresses, service).await?;
+            if let Some(client) = addresses.client {
+                guard.session().facts().client = Some(client);
+            }
+        }
+        if let Some(reason) = refusal(&addresses, guard) {
+            return Err(reset(client.into_inner(), reason));
+        }
+        Ok(Self {
+            client,
+            addresses,
+            hops,
+        })
+    }
+}
+
+/// Resets the connection of a client that is refused for this reason.
+pub(super) fn reset(client: Stream, reason: Refusal) -> Outcome {
+    listener::reset(client);
+    SessionEnd::Denied(reason).into()
+}
+
 impl Addresses {
-    pub(super) fn of(accepted: &Accepted, service: &Service) -> Self {
+    /// Returns the addresses of the connection itself.
+    fn direct(accepted: &Accepted, service: &Service) -> Self {
         Self {
             client: accepted.peer,
             // Only a PROXY header needs this address. Otherwise, the proxy saves the system call.
@@ -37,14 +85,14 @@ impl Addresses {
 /// Returns whether a client of a private Unix socket is of another user. It has connected while the
 /// mode of the socket was another one, or an operator has changed the mode by hand. The latter is
 /// fine for a service whose targets only the operator names.
-pub(super) fn is_stranger(accepted: &Accepted, service: &Service) -> bool {
+fn is_stranger(accepted: &Accepted, service: &Service) -> bool {
     service.is_private
         && accepted.is_of_other_user()
         && (!service.kind.has_fixed_targets() || accepted.is_on_private_path())
 }
 
 /// Reads the header with which a load balancer begins a connection, within the handshake timeout.
-pub(super) async fn introduce(
+async fn read_header(
     client: &mut Client,
     accept: &AcceptProxy,
     own: Addresses,
@@ -71,7 +119,8 @@ pub(super) async fn introduce(
 }
 
 /// Returns the reason to refuse this client before its request is read, if there is one.
-pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Service) -> Option<Refusal> {
+fn refusal(addresses: &Addresses, guard: &mut Guard) -> Option<Refusal> {
+    let service = guard.service();
     let Some(client) = addresses.client else {
         // The mode of a Unix socket decides who may open it. Behind a load balancer, the allowed
         // networks decide, and this client is in none of them.
@@ -82,5 +131,5 @@ pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Serv
     if !service.clients.admits(client) {
         return Some(Refusal::Client);
     }
-    (!permit.count(client)).then_some(Refusal::SessionsOfClient)
+    (!guard.permit.count(client)).then_some(Refusal::SessionsOfClient)
 }

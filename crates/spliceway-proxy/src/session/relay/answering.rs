@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   body sent, head not yet passed ──┐
-//!                                    ├─▶ handed over: a second relay splices the other bytes
+//!                                    ├─▶ finished: a second relay splices the other bytes
 //!   head passed, body not yet sent ──┘
 //! ```
 
@@ -38,33 +38,33 @@ pub(super) struct Upload {
     /// The size of the request in bytes, once it is known.
     total: OnceLock<u64>,
     relay: OnceLock<(RelayStats, CancelHandle)>,
-    is_handed_over: AtomicBool,
+    is_finished: AtomicBool,
 }
 
 impl Upload {
     /// Records that the request has `bytes` bytes in total.
-    pub(super) fn is_of(&self, bytes: u64) {
+    pub(super) fn set_total(&self, bytes: u64) {
         let _ = self.total.set(bytes);
     }
 
     /// Sets the relay that sends the request.
-    pub(super) fn passes_by(&self, stats: RelayStats, cancel: CancelHandle) {
+    pub(super) fn set_relay(&self, stats: RelayStats, cancel: CancelHandle) {
         let _ = self.relay.set((stats, cancel));
     }
 
     /// Returns whether the relay was cancelled so that a second relay can continue.
-    pub(super) fn is_handed_over(&self) -> bool {
-        self.is_handed_over.load(Ordering::Relaxed)
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_finished.load(Ordering::Relaxed)
     }
 
     /// Cancels the relay if the target has the whole request. Returns whether it did.
-    fn hand_over(&self) -> bool {
+    fn finish(&self) -> bool {
         let (Some(total), Some((stats, cancel))) = (self.total.get(), self.relay.get()) else {
             return false;
         };
         let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
         if is_delivered {
-            self.is_handed_over.store(true, Ordering::Relaxed);
+            self.is_finished.store(true, Ordering::Relaxed);
             // There is no deadline, because the relay's own timeouts apply to bytes that the client
             // has not read yet.
             cancel.cancel(Duration::MAX);
@@ -105,9 +105,10 @@ impl<R> Answering<R> {
     /// Ends the answer of a target that closed the connection before the head of the answer was
     /// complete.
     fn end(&mut self, answer: Answer) {
-        self.ready = match self.has_spoken {
-            true => answer.cut_short(),
-            false => http::failed(Failure::General),
+        self.ready = if self.has_spoken {
+            answer.cut_short()
+        } else {
+            http::failed(Failure::General)
         };
     }
 }
@@ -123,11 +124,11 @@ impl<R: AsyncRead + Unpin> AsyncRead for Answering<R> {
                 return Poll::Ready(Ok(()));
             }
             if this.answer.is_none() {
-                return match this.upload.hand_over() {
+                if this.upload.finish() {
                     // Cancelling wakes the relay's task.
-                    true => Poll::Pending,
-                    false => Pin::new(&mut this.target).poll_read(cx, buf),
-                };
+                    return Poll::Pending;
+                }
+                return Pin::new(&mut this.target).poll_read(cx, buf);
             }
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.target).poll_read(cx, buf))?;

@@ -18,19 +18,19 @@ use spliceway::{TcpInfo, Waits};
 const BYTES_MIN: u64 = 64 << 10;
 
 /// The words for one direction.
-pub(crate) struct Words {
+pub(super) struct Words {
     source: &'static str,
     network: &'static str,
     sink: &'static str,
 }
 
-pub(crate) const UP: Words = Words {
+pub(super) const UP: Words = Words {
     source: "client",
     network: "network_to_upstream",
     sink: "upstream",
 };
 
-pub(crate) const DOWN: Words = Words {
+pub(super) const DOWN: Words = Words {
     source: "upstream",
     network: "network_to_client",
     sink: "client",
@@ -41,7 +41,7 @@ const RELAY: &str = "relay";
 
 /// Returns what made a direction slow that has moved `bytes`. `time` is the time of its relay, and
 /// `sink` what the kernel knows about its sink. A Unix socket has no network.
-pub(crate) fn slowest(
+pub(super) fn slowest(
     bytes: u64,
     waits: &Waits,
     time: Duration,
@@ -57,10 +57,7 @@ pub(crate) fn slowest(
         .saturating_sub(time)
         .min(waits.other_direction);
     let waited = waits.source + waits.sink + waits.rate_limit + waits.other_direction;
-    let slow_sink = match window * 2 >= busy {
-        true => words.sink,
-        false => words.network,
-    };
+    let slow_sink = if window * 2 >= busy { words.sink } else { words.network };
     let parts = [
         (waits.sink + after, slow_sink),
         (waits.rate_limit, LIMIT),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, Sessions};
+use super::Sessions;
 use crate::kit::outcome::SessionEnd;
+use crate::session::facts::Session;
 
 /// The time between two looks at the sessions.
 const EVERY: Duration = Duration::from_secs(1);
@@ -33,28 +34,21 @@ impl Sessions {
 
     /// Returns whether any session has a limit.
     async fn end_expired(&self) -> bool {
-        let (mut slot, mut found) = (Some(0), false);
-        while let Some(from) = slot {
-            let (sessions, next) = self.slice(from);
-            let now = Instant::now();
-            for (_, session) in sessions {
-                let Some(expires) = session.facts().expires else {
-                    continue;
-                };
-                found = true;
-                if expires <= now {
-                    session.close_as(SessionEnd::MaxSession);
-                }
+        let (mut found, now) = (false, Instant::now());
+        let visit = |session: &Arc<Session>| {
+            let expires = session.facts().expires;
+            found |= expires.is_some();
+            if expires.is_some_and(|expires| expires <= now) {
+                session.close_as(SessionEnd::MaxSession);
             }
-            slot = next;
-            tokio::task::yield_now().await;
-        }
+        };
+        self.visit_all(visit).await;
         found
     }
 }
 
 /// Returns `limit`, less up to a tenth. The part depends on the identifier of the session, so that
-/// sessions which began together end apart, in each process that they move to.
+/// sessions which began together end apart, in each process that they are handed over to.
 fn shortened(limit: Duration, id: u64) -> Duration {
     // A Fibonacci hash: consecutive identifiers are spread evenly over 0..1024.
     let part = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as u32;

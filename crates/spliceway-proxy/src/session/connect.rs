@@ -1,0 +1,274 @@
+//! Connects a client whose request is known: dials its target, and answers the client.
+
+mod backends;
+mod departure;
+mod exchange;
+mod socks;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use spliceway::RateLimit;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, timeout};
+
+use super::admit::Addresses;
+use super::guard::Guard;
+use super::handshake::{Client, ClientRequest};
+use super::linger::lingering_close;
+use super::relay::{Begin, Ends, RemainingBody};
+use super::service::Service;
+use crate::access::admission::{ClientKey, Dial};
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
+use crate::net::hops::Hops;
+use crate::net::stream::Stream;
+use crate::reach::dial::{DialRequest, Dialed, Passage};
+use crate::settings::Kind;
+use departure::{Finish, departed};
+use exchange::{NoAnswer, Patience};
+use spliceway_protocol::http::{self, Body, Chunks, Malformed};
+use spliceway_protocol::socks5::UNSPECIFIED;
+use spliceway_protocol::{Command, Failure, proxy};
+
+/// A client whose request is known, until it has what it asked for.
+pub(super) struct Connecting {
+    client: Client,
+    addresses: Addresses,
+    request: ClientRequest,
+    /// The position of the listener's port in the port range.
+    port_index: u16,
+    /// The version of the PROXY header that the target has not received yet.
+    header: Option<proxy::Version>,
+    /// The number of bytes that the target has received before the relay starts.
+    ahead: u64,
+    /// The services of this program that the client has passed.
+    hops: Hops,
+    service: Arc<Service>,
+}
+
+impl Connecting {
+    pub(super) fn new(
+        client: Client,
+        addresses: Addresses,
+        request: ClientRequest,
+        port_index: u16,
+        hops: Hops,
+        service: Arc<Service>,
+    ) -> Self {
+        Self {
+            client,
+            addresses,
+            request,
+            port_index,
+            header: service.send_proxy,
+            ahead: 0,
+            hops,
+            service,
+        }
+    }
+
+    pub(super) fn command(&self) -> Command {
+        self.request.request.command
+    }
+
+    /// Connects to the target.
+    pub(super) async fn dial(&mut self, guard: &mut Guard) -> Result<Dialed, Outcome> {
+        let started = Instant::now();
+        let dialer = self.service.dialer_of(self.request.user.as_deref());
+        let dialed = tokio::select! {
+            biased;
+            dialed = dialer.dial_for(&self.request.request.target, self.dial_request()) => dialed,
+            left = departed(&self.client, self.finish()) => return Err(left),
+        };
+        let mut dialed = match dialed {
+            Ok(dialed) => dialed,
+            Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
+        };
+        guard.connected(dialed.address, started.elapsed());
+        guard.keep(dialed.own.take());
+        if let Some(proxy) = dialed.proxy.take() {
+            self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
+        }
+        Ok(dialed)
+    }
+
+    /// Tells the client that it has what it asked for.
+    pub(super) async fn answer(&mut self, dialed: &Dialed) -> Result<(), Outcome> {
+        let bound = || {
+            let bound = match self.command() {
+                Command::Bind => dialed.address,
+                Command::Connect | Command::Associate => dialed.stream.local_addr(),
+            };
+            bound.unwrap_or(UNSPECIFIED)
+        };
+        self.send(&self.request.succeeded(bound)).await
+    }
+
+    fn dial_request(&self) -> DialRequest<'_> {
+        DialRequest {
+            // A proxy passes no upgrade on, so a client that asks for one gets a tunnel.
+            passage: match self.request.body {
+                Some(Body::Bytes(_) | Body::Chunked) => Passage::Request,
+                Some(Body::Upgrade) | None => Passage::Tunnel,
+            },
+            client: self.client_ip(),
+            via: &self.request.via,
+            hops: self.hops,
+        }
+    }
+
+    fn client_ip(&self) -> Option<IpAddr> {
+        self.addresses.client.map(|client| client.ip())
+    }
+
+    fn client_key(&self) -> Option<ClientKey> {
+        self.client_ip().map(ClientKey::from)
+    }
+
+    fn is_transparent(&self) -> bool {
+        matches!(self.service.kind, Kind::Transparent(_))
+    }
+
+    /// Counts a dial for this client. A forwarder's clients and clients without an address are not
+    /// counted.
+    pub(super) async fn count_dial<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
+        let chooses_target = self.request.spoken.is_some() || self.is_transparent();
+        let Some(client) = self.client_ip().filter(|_| chooses_target) else {
+            return Ok(None);
+        };
+        match service.dials.begin(client) {
+            Some(dial) => Ok(Some(dial)),
+            None => Err(self
+                .refuse(Failure::General, SessionEnd::Denied(Refusal::DialsOfClient).into())
+                .await),
+        }
+    }
+
+    /// Returns what EOF from the client means while its target is being dialled.
+    fn finish(&self) -> Finish {
+        match self.request.spoken {
+            Some(_) if !self.is_whole() => Finish::Leaves,
+            _ => Finish::Waits,
+        }
+    }
+
+    /// Returns whether the client has sent a request without a body.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.request.body, Some(Body::Bytes(0) | Body::Upgrade))
+    }
+
+    /// Refuses the client, and returns how the session ends.
+    pub(super) async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
+        if self.request.spoken.is_some() {
+            lingering_close(&mut self.client, &self.request.failed(failure)).await;
+        } else if self.is_transparent()
+            && let Stream::Tcp(client) = self.client.get_ref()
+        {
+            // The client believes that it has reached its target. A reset says that it has not, and
+            // an end of stream would look like an answer. If this call fails, that is what it gets.
+            let _ = client.set_zero_linger();
+        }
+        outcome
+    }
+
+    /// Sends an answer to the client. A client that does not receive it within the handshake
+    /// timeout is treated like a client that sends no request.
+    async fn send(&mut self, answer: &[u8]) -> Result<(), Outcome> {
+        if answer.is_empty() {
+            return Ok(());
+        }
+        match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
+            Err(_) => Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
+        }
+    }
+
+    /// Sends a request and reads the head of its answer. The rewritten head announces to the client
+    /// that this request was the last one on its connection.
+    pub(super) async fn exchange(&mut self, dialed: &mut Dialed, guard: &Guard) -> Result<(), Outcome> {
+        let first_bytes = self.first_bytes();
+        let patience = Patience {
+            idle: self.service.timeouts.idle,
+            half_closed: self.service.timeouts.half_close,
+        };
+        let wants_upgrade = self.request.body == Some(Body::Upgrade);
+        let sent = |bytes| guard.sent_ahead(bytes);
+        match exchange::exchange(&first_bytes, sent, wants_upgrade, dialed, &mut self.client, patience).await {
+            Ok(answer) => {
+                self.ahead = first_bytes.len() as u64;
+                dialed.early = answer.bytes;
+                if answer.has_switched {
+                    // From now on, all bytes from the client are for the target.
+                    self.request.body = None;
+                }
+                Ok(())
+            }
+            Err(NoAnswer::Left(left)) => Err(left),
+            Err(NoAnswer::Client(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
+            Err(NoAnswer::Target(error)) => Err(self
+                .refuse(Failure::General, Outcome::because(SessionEnd::ResetByUpstream, &error))
+                .await),
+            Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await),
+            Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
+            Err(NoAnswer::Idle) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
+        }
+    }
+
+    /// Returns the first bytes for the target: a PROXY header, if the service sends one, and the
+    /// request, if it is meant for the target. A second call returns no bytes.
+    fn first_bytes(&mut self) -> Vec<u8> {
+        let Addresses { client, reached, tlvs } = &self.addresses;
+        let encode = |version| proxy::encode(version, *client, *reached, tlvs);
+        let mut bytes = self.header.take().map_or_else(Vec::new, encode);
+        bytes.append(&mut self.request.head);
+        bytes
+    }
+
+    /// Returns both ends of the relay.
+    pub(super) async fn into_ends(mut self, dialed: Dialed, guard: &Guard) -> Result<Ends, Outcome> {
+        let mut up = self.first_bytes();
+        let early = self.client.buffer();
+        let mut rest = self.request.body.map(|body| match body {
+            Body::Bytes(0) | Body::Upgrade => RemainingBody::Nothing,
+            Body::Bytes(bytes) => RemainingBody::Bytes(bytes),
+            Body::Chunked => RemainingBody::Chunks(Chunks::default()),
+        });
+        let here = match &mut rest {
+            None => early.len(),
+            Some(rest) => match rest.take(early) {
+                Ok(here) => here,
+                Err(Malformed) => {
+                    lingering_close(&mut self.client, &http::no_chunks()).await;
+                    return Err(SessionEnd::Denied(Refusal::NotChunked).into());
+                }
+            },
+        };
+        up.extend_from_slice(&early[..here]);
+        let rates = self
+            .service
+            .rates
+            .of_session(self.addresses.client.map(|client| client.ip()));
+        let rates = guard.user_rates(rates);
+        // Many sessions consist only of requests and answer heads, so these bytes count, too.
+        charge(&rates.incoming, up.len() as u64 + self.ahead);
+        charge(&rates.outgoing, dialed.early.len() as u64);
+        Ok(Ends {
+            rates,
+            client: self.client.into_inner(),
+            upstream: dialed.stream,
+            begin: Begin::New {
+                up,
+                rest,
+                down: dialed.early,
+            },
+        })
+    }
+}
+
+fn charge(rate: &Option<RateLimit>, bytes: u64) {
+    if let Some(rate) = rate {
+        rate.charge(bytes);
+    }
+}

@@ -1,0 +1,249 @@
+//! What a session holds while it is open, and gives back when it ends.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spliceway::{CancelHandle, RelayStats, RelaySummary};
+use spliceway_protocol::address::Target;
+
+use super::facts::{HandoverState, Phase, Session, add};
+use super::service::Service;
+use crate::access::admission::Permit;
+use crate::access::datagram_counts::{DatagramStats, DatagramSummary};
+use crate::access::rates::SessionRates;
+use crate::kit::refusal::Refusal;
+use crate::net::transparent::OwnDial;
+use crate::reach::balance::Lease;
+
+/// The part of a session that others count: in the registry, in the traffic of its service, in the
+/// account of its user, in the limit on sessions, and at a backend.
+///
+/// The guard outlives the relay, so the counts that it returns are final. Dropping the guard gives
+/// everything back.
+pub(crate) struct Guard {
+    service: Arc<Service>,
+    /// The facts, which the admin socket shows. They have the place in the account.
+    session: Arc<Session>,
+    /// The key of the session in the registry. `None` after everything was given back.
+    registered: Option<usize>,
+    counted: Option<Counted>,
+    lease: Option<Lease>,
+    /// Recognizes the connection to the target. Never read.
+    own: Option<Box<OwnDial>>,
+    pub(super) permit: Permit,
+}
+
+/// What the traffic of the service counts, with its key there.
+enum Counted {
+    Relay(usize),
+    Association(usize),
+}
+
+impl Guard {
+    /// Begins a session.
+    pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: Permit) -> Self {
+        service.traffic.session_began();
+        let open = service.process.sessions.add(service.name, client);
+        Self::hold(service, open, None, permit)
+    }
+
+    /// Continues a session that began in another process.
+    pub(super) fn arrived(service: Arc<Service>, session: Session, permit: Permit) -> Self {
+        service.traffic.session_arrived();
+        let target = session.facts().target.clone();
+        let lease = service.balancer.as_ref().zip(target);
+        let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
+        let open = service.process.sessions.insert(session);
+        let guard = Self::hold(service, open, lease, permit);
+        guard.reenter_account();
+        guard
+    }
+
+    fn hold(
+        service: Arc<Service>,
+        (session, registered): (Arc<Session>, usize),
+        lease: Option<Lease>,
+        permit: Permit,
+    ) -> Self {
+        Self {
+            service,
+            session,
+            registered: Some(registered),
+            counted: None,
+            lease,
+            own: None,
+            permit,
+        }
+    }
+
+    pub(super) fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Adds the session to the account of its user, who has logged in.
+    ///
+    /// # Errors
+    /// Returns the reason to refuse the session.
+    pub(super) fn enter_account(&self) -> Result<(), Refusal> {
+        if self.service.users.is_none() {
+            return Ok(());
+        }
+        let mut facts = self.session.facts();
+        if let Some(user) = &facts.user {
+            facts.account = self.service.process.accounts.enter(user)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a session from another process to the account of its user, even above a limit.
+    fn reenter_account(&self) {
+        let mut facts = self.session.facts();
+        if self.service.users.is_some()
+            && let Some(user) = &facts.user
+        {
+            facts.account = self.service.process.accounts.reenter(user);
+        }
+    }
+
+    /// Adds the rate limits of the user to those of the session.
+    pub(crate) fn user_rates(&self, rates: SessionRates) -> SessionRates {
+        match &self.session.facts().account {
+            Some(account) => rates.within(&account.rates()),
+            None => rates,
+        }
+    }
+
+    /// Records that the session connects to this target.
+    pub(super) fn dials(&self, target: Target) {
+        let mut facts = self.session.facts();
+        facts.target = Some(target);
+        facts.phase = Phase::Dial;
+    }
+
+    /// Records that connecting took `time`.
+    pub(super) fn connected(&self, dialled: Option<SocketAddr>, time: Duration) {
+        self.service.process.metrics.connected(time);
+        let mut facts = self.session.facts();
+        facts.dialled = dialled;
+        facts.connect = Some(time);
+    }
+
+    /// Keeps the place with a backend until the session ends.
+    pub(super) fn holds(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// Keeps what recognizes the connection to the target until the session ends.
+    pub(super) fn keep(&mut self, own: Option<Box<OwnDial>>) {
+        self.own = own;
+    }
+
+    /// Returns the place with a backend, if there is one.
+    pub(super) fn lease(&mut self) -> Option<&mut Lease> {
+        self.lease.as_mut()
+    }
+
+    /// Returns the number of backends that were tried before the one that the session has.
+    pub(super) fn retries(&self) -> usize {
+        self.lease.as_ref().map_or(0, |lease| lease.retries)
+    }
+
+    /// Counts bytes that the target received before the relay started.
+    pub(super) fn sent_ahead(&self, bytes: u64) {
+        let mut facts = self.session.facts();
+        facts.ahead += bytes;
+        if let Some(account) = &facts.account {
+            // If a quota is used up now, the first poll of the relay ends the session.
+            account.account().count(bytes);
+        }
+        drop(facts);
+        self.service.traffic.sent_ahead(bytes);
+    }
+
+    /// Counts a relay from now on.
+    pub(super) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
+        let before = self.counted.is_some().then(|| Box::new(self.stop_counting().0));
+        if before.is_some() {
+            self.session.facts().keep_waits();
+        }
+        self.counted = Some(Counted::Relay(
+            self.service.traffic.enter(stats.clone(), cancel.clone()),
+        ));
+        self.session.set_relay(stats, cancel, before);
+        self.limit();
+    }
+
+    /// Counts a relay that resumes. Its counts contain those from before.
+    pub(super) fn resuming(&mut self, stats: RelayStats, cancel: CancelHandle) {
+        if let Some(Counted::Relay(key)) = self.counted.take() {
+            self.service.traffic.leave(key);
+        }
+        self.counted = Some(Counted::Relay(
+            self.service.traffic.resume(stats.clone(), cancel.clone()),
+        ));
+        let before = self.session.facts().before.take();
+        self.session.set_relay(stats, cancel, before);
+        self.limit();
+    }
+
+    /// Counts the datagrams of an association from now on.
+    pub(super) fn associating(&mut self, stats: DatagramStats) {
+        self.counted = Some(Counted::Association(self.service.traffic.associate(stats.clone())));
+        self.session.facts().phase = Phase::Datagrams(stats);
+        self.limit();
+    }
+
+    fn limit(&self) {
+        let limit = self.service.timeouts.max_session;
+        self.service.process.sessions.limit(&self.session, limit);
+    }
+
+    /// Returns the counts of all relays of this session, and those of its association. The last of
+    /// them must have ended.
+    pub(super) fn stop_counting(&mut self) -> (RelaySummary, Option<DatagramSummary>) {
+        let traffic = &self.service.traffic;
+        let (mut relayed, datagrams) = match self.counted.take() {
+            None => Default::default(),
+            Some(Counted::Relay(key)) => (traffic.leave(key), None),
+            Some(Counted::Association(key)) => (RelaySummary::default(), Some(traffic.dissociate(key))),
+        };
+        if let Some(before) = self.session.facts().before.take() {
+            add(&mut relayed.a_to_b, &before.a_to_b);
+            add(&mut relayed.b_to_a, &before.b_to_a);
+        }
+        (relayed, datagrams)
+    }
+
+    /// Returns whether nothing was given back yet.
+    pub(super) fn is_held(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    /// Leaves the registry, the traffic and the account. The lease and the permit follow when the
+    /// guard is dropped.
+    pub(super) fn give_back(&mut self) {
+        let Some(registered) = self.registered.take() else {
+            return;
+        };
+        self.stop_counting();
+        let mut facts = self.session.facts();
+        // A hand-over that asks for the session gets no answer any more.
+        facts.handover = HandoverState::Impossible;
+        // A list of sessions may hold the facts longer.
+        let account = facts.account.take();
+        drop(facts);
+        drop(account);
+        self.service.process.sessions.remove(registered);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

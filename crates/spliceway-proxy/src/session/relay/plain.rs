@@ -1,0 +1,93 @@
+//! Relays without looking at the bytes.
+
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use spliceway::{Relay, RelayOptions, RelayState};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
+
+use super::ends::new_relay;
+use super::spin::Spin;
+use crate::kit::outcome::Outcome;
+use crate::net::stream::Stream;
+use crate::session::byte_counter::{ByteCounter, ByteSource};
+use crate::session::handover::Offer;
+use crate::session::record::Record;
+
+/// How a relay has ended.
+pub(super) enum Ended {
+    /// Its streams have ended, or it was stopped.
+    Finished(Outcome),
+    /// Another process asks for the session, and receives an [`Offer`] here.
+    Suspended(Stream, Stream, Box<RelayState>, oneshot::Sender<Offer>),
+    /// Another process asked for the session, and the relay could not be suspended. The streams are
+    /// gone, and with them what the pipes held.
+    Lost(io::Error),
+}
+
+/// Relays, and stays awake after messages if the settings say so. If another process asks for the
+/// session, the relay is suspended.
+pub(super) async fn plain<A, B>(
+    client: A,
+    upstream: B,
+    options: RelayOptions,
+    state: Option<Box<RelayState>>,
+    record: &mut Record,
+) -> Ended
+where
+    A: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
+    B: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
+{
+    let guard = &mut record.guard;
+    let mut relay = match state {
+        None => new_relay(client, upstream, options, guard),
+        Some(state) => {
+            let mut relay = Relay::resume(client, upstream, options, *state);
+            guard.resuming(relay.stats(), relay.cancel_handle());
+            relay
+        }
+    };
+    let mut spin = Spin::new(guard.service().spin, relay.stats());
+    let (session, mut is_allowed) = (guard.session(), false);
+    let mut counter = ByteCounter::new(session, ByteSource::Relay(relay.stats()));
+    let to = poll_fn(|cx| {
+        let mut poll = |cx: &mut Context<'_>| Pin::new(&mut relay).poll(cx);
+        let polled = match &mut counter {
+            Some(counter) => counter.poll(cx, poll),
+            None => poll(cx),
+        };
+        if let Poll::Ready(ended) = polled {
+            return Poll::Ready(Ok(ended));
+        }
+        if let Some(spin) = &mut spin {
+            spin.after_poll(cx);
+        }
+        if !is_allowed {
+            is_allowed = true;
+            session.allow_handover(cx.waker());
+        }
+        if let Some(to) = session.take_handover_request() {
+            if relay.can_suspend() {
+                return Poll::Ready(Err(to));
+            }
+            session.allow_handover(cx.waker());
+        }
+        Poll::Pending
+    });
+    let to = match to.await {
+        Ok(ended) => {
+            let (client, upstream) = relay.streams();
+            record.observe(client, upstream);
+            return Ended::Finished(ended.into());
+        }
+        Err(to) => to,
+    };
+    match relay.suspend() {
+        Ok(suspended) => Ended::Suspended(suspended.a.into(), suspended.b.into(), Box::new(suspended.state), to),
+        Err(error) => Ended::Lost(error),
+    }
+}

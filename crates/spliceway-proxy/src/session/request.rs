@@ -1,0 +1,128 @@
+//! Receives the request of an admitted client.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout};
+
+use super::admit::{Addresses, Admitted, reset};
+use super::connect::Connecting;
+use super::facts::Phase;
+use super::guard::Guard;
+use super::handshake::{self, Authenticator, Client, ClientClaims, ClientRequest, NoRequest};
+use super::linger::lingering_close;
+use super::service::Service;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
+use crate::net::transparent::{Interception, OwnDial};
+use crate::settings::Kind;
+use spliceway_protocol::address::Target;
+use spliceway_protocol::{Failure, Spoken, http};
+
+impl Admitted {
+    /// Receives the request, and enters the account of the user. The clients of some services send
+    /// no request, because the operator or the firewall knows their target.
+    pub(super) async fn receive_request(self, port_index: u16, guard: &Guard) -> Result<Connecting, Outcome> {
+        let Self {
+            mut client,
+            mut addresses,
+            hops,
+        } = self;
+        let service = Arc::clone(guard.service());
+        let request = match &service.kind {
+            Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
+            Kind::Transparent(how) => match original_target(*how, &client, &addresses, &service) {
+                Ok(target) => {
+                    addresses.reached = Some(target);
+                    ClientRequest::to_fixed_target(Target::Ip(target))
+                }
+                Err(reason) => return Err(reset(client.into_inner(), reason)),
+            },
+            kind => receive(&mut client, kind, &addresses, guard).await?,
+        };
+        match &service.balancer {
+            None => guard.dials(request.request.target.clone()),
+            Some(_) => guard.session().facts().phase = Phase::Dial,
+        }
+        let mut connecting = Connecting::new(client, addresses, request, port_index, hops, service);
+        if let Err(reason) = guard.enter_account() {
+            let failure = if reason == Refusal::Quota {
+                Failure::NotAllowed
+            } else {
+                Failure::General
+            };
+            return Err(connecting.refuse(failure, SessionEnd::Denied(reason).into()).await);
+        }
+        Ok(connecting)
+    }
+}
+
+/// Returns the target of a redirected client, or the reason to refuse the client.
+fn original_target(
+    how: Interception,
+    client: &Client,
+    addresses: &Addresses,
+    service: &Service,
+) -> Result<SocketAddr, Refusal> {
+    let target = how.target(client.get_ref()).ok_or(Refusal::NotRedirected)?;
+    let is_own = addresses.client.is_some_and(|client| OwnDial::is_from(client, target));
+    if is_own || service.dialer.is_own_listener(target) {
+        return Err(Refusal::Loop);
+    }
+    Ok(target)
+}
+
+async fn receive(
+    client: &mut Client,
+    kind: &Kind,
+    addresses: &Addresses,
+    guard: &Guard,
+) -> Result<ClientRequest, Outcome> {
+    let service = guard.service();
+    let authenticator = Authenticator {
+        users: service.users.as_deref(),
+        penalties: &service.penalties,
+        client: addresses.client.map(|client| client.ip()),
+        deadline: Instant::now() + service.timeouts.handshake,
+    };
+    let mut claims = ClientClaims::default();
+    let request = timeout(
+        service.timeouts.handshake,
+        handshake::receive_request(client, kind, &authenticator, &mut claims),
+    )
+    .await;
+    // A client that has not sent a byte gets no 408. It may be about to send its first request and
+    // would mistake the 408 for the answer. A client that has named its user gets no 408 either. It
+    // has sent its whole head and was waiting for the proxy.
+    let is_late = claims.protocol == Some(Spoken::Http) && claims.user.is_none();
+    let silent_target = match kind {
+        Kind::Sni(routes) if claims.is_silent => routes.silent_target(),
+        _ => None,
+    };
+    {
+        // The record has them whether or not the client is served.
+        let mut facts = guard.session().facts();
+        facts.protocol = claims.protocol;
+        facts.user = claims.user;
+        facts.server_name = claims.server_name;
+    }
+    match request {
+        Ok(Ok(request)) => Ok(request),
+        Ok(Err(no_request)) => {
+            if let NoRequest::Refused { answer, .. } = &no_request {
+                lingering_close(client, answer).await;
+            }
+            Err(no_request.outcome())
+        }
+        Err(_) => {
+            if let Some(target) = silent_target {
+                // The client may wait for its server to speak.
+                return Ok(ClientRequest::to_fixed_target(target.clone()));
+            }
+            if is_late {
+                lingering_close(client, &http::response(http::Status::RequestTimeout)).await;
+            }
+            Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into())
+        }
+    }
+}
