@@ -23,41 +23,41 @@ use spliceway_protocol::{
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// A client's connection, with a buffer for the bytes that the client has already sent.
-pub(crate) type Client = BufReader<Stream>;
+pub(super) type Client = BufReader<Stream>;
 
 /// A request that the client is allowed to make.
-pub(crate) struct ClientRequest {
-    pub(crate) request: Request,
+pub(super) struct ClientRequest {
+    pub(super) request: Request,
     /// The protocol of the request. `None` if the clients send no request: those of a forwarder,
     /// and TLS clients.
-    pub(crate) spoken: Option<Spoken>,
+    pub(super) spoken: Option<Spoken>,
     /// The user that the client has proven to be.
-    pub(crate) user: Option<Box<[u8]>>,
+    pub(super) user: Option<Box<[u8]>>,
     /// The bytes that the target gets first: the request itself, if it is meant for the target.
-    pub(crate) head: Vec<u8>,
+    pub(super) head: Vec<u8>,
     /// The part of the client's further bytes that is also for the target. `None` means all of
     /// them.
-    pub(crate) body: Option<http::Body>,
+    pub(super) body: Option<http::Body>,
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
-    pub(crate) via: String,
+    pub(super) via: String,
 }
 
 /// The facts that a client has stated about itself so far. The record includes them even if the
 /// handshake fails.
 #[derive(Default)]
-pub(crate) struct ClientClaims {
-    pub(crate) protocol: Option<Spoken>,
+pub(super) struct ClientClaims {
+    pub(super) protocol: Option<Spoken>,
     /// The name that the client gave. The name is proven only after the handshake has succeeded.
-    pub(crate) user: Option<Box<str>>,
+    pub(super) user: Option<Box<str>>,
     /// The name of a server that a TLS client stated.
-    pub(crate) server_name: Option<Box<str>>,
+    pub(super) server_name: Option<Box<str>>,
     /// Whether a client that may speak TLS has sent nothing.
-    pub(crate) is_silent: bool,
+    pub(super) is_silent: bool,
 }
 
 /// The reason why a handshake ended without a request.
-pub(crate) enum NoRequest {
+pub(super) enum NoRequest {
     /// The proxy refuses the client and sends it this answer.
     Refused {
         reason: Refusal,
@@ -69,13 +69,13 @@ pub(crate) enum NoRequest {
 }
 
 /// Decides whether a client may make a request.
-pub(crate) struct Authenticator<'a> {
-    pub(crate) users: Option<&'a Users>,
-    pub(crate) penalties: &'a Penalties,
+pub(super) struct Authenticator<'a> {
+    pub(super) users: Option<&'a Users>,
+    pub(super) penalties: &'a Penalties,
     /// The client's address. `None` for a client of a Unix socket.
-    pub(crate) client: Option<IpAddr>,
+    pub(super) client: Option<IpAddr>,
     /// The deadline of the handshake.
-    pub(crate) deadline: Instant,
+    pub(super) deadline: Instant,
 }
 
 /// The reason to refuse a client that gave a name and a password.
@@ -89,7 +89,7 @@ enum Unproven {
 
 /// Receives the client's request, in a protocol that a service of this kind speaks. If this future
 /// is dropped early, the client gets no answer.
-pub(crate) async fn receive_request(
+pub(super) async fn receive_request(
     client: &mut Client,
     kind: &Kind,
     authenticator: &Authenticator<'_>,
@@ -232,7 +232,7 @@ async fn receive_hello(
 
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
 /// message stay in the buffer.
-pub(crate) async fn read<T, R: Copy + Into<Refusal> + Into<Refused>>(
+pub(super) async fn read<T, R: Copy + Into<Refusal> + Into<Refused>>(
     client: &mut Client,
     mut feed: impl FnMut(&mut &[u8]) -> Result<Option<T>, R>,
 ) -> Result<T, NoRequest> {
@@ -328,7 +328,7 @@ impl Unproven {
 
 impl ClientRequest {
     /// Returns the implied request of a client whose target the operator has named.
-    pub(crate) fn to_fixed_target(target: Target) -> Self {
+    pub(super) fn to_fixed_target(target: Target) -> Self {
         Self {
             request: Request {
                 command: Command::Connect,
@@ -344,7 +344,7 @@ impl ClientRequest {
 
     /// Returns the answer for a client whose request has succeeded. Only SOCKS answers contain
     /// `bound`. The answer is empty if the target itself will answer.
-    pub(crate) fn succeeded(&self, bound: impl FnOnce() -> SocketAddr) -> Vec<u8> {
+    pub(super) fn succeeded(&self, bound: impl FnOnce() -> SocketAddr) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::succeeded(bound()),
             Some(Spoken::Socks4) => socks4::succeeded(bound()).to_vec(),
@@ -354,7 +354,7 @@ impl ClientRequest {
     }
 
     /// Returns the answer for a client whose command this service does not support.
-    pub(crate) fn unsupported(&self) -> Vec<u8> {
+    pub(super) fn unsupported(&self) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::Refusal::Command.answer(),
             _ => self.failed(Failure::General),
@@ -362,7 +362,7 @@ impl ClientRequest {
     }
 
     /// Returns the answer for a client whose target was not reached.
-    pub(crate) fn failed(&self, failure: Failure) -> Vec<u8> {
+    pub(super) fn failed(&self, failure: Failure) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::failed(failure),
             Some(Spoken::Socks4) => socks4::failed(failure).to_vec(),

@@ -41,7 +41,7 @@ impl Sessions {
     }
 
     /// Adds a session from another process.
-    pub(crate) fn insert(&self, session: Session) -> (Arc<Session>, usize) {
+    pub(super) fn insert(&self, session: Session) -> (Arc<Session>, usize) {
         let session = Arc::new(session);
         let mut open = self.open.lock();
         let key = open.insert(Arc::clone(&session));
@@ -65,7 +65,7 @@ impl Sessions {
         self.count.fetch_max(id, Ordering::Relaxed);
     }
 
-    pub(crate) fn remove(&self, key: usize) {
+    pub(super) fn remove(&self, key: usize) {
         let mut open = self.open.lock();
         let removed = open.remove(key);
         self.heap.shrinks_to(open.len());
@@ -95,7 +95,7 @@ impl Sessions {
     }
 
     /// Returns the number of slices that one pass over all slots takes.
-    pub(crate) fn slice_count(&self) -> u32 {
+    pub(super) fn slice_count(&self) -> u32 {
         let slices = self.open.lock().capacity().div_ceil(SLICE);
         u32::try_from(slices).map_or(u32::MAX, |slices| slices.max(1))
     }

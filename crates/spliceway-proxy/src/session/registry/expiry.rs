@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_secs(1);
 
 impl Sessions {
     /// Lets `session` end after `limit`, or up to a tenth earlier.
-    pub(crate) fn limit(&self, session: &Session, limit: Option<Duration>) {
+    pub(in crate::session) fn limit(&self, session: &Session, limit: Option<Duration>) {
         let Some(expires) = limit.and_then(|limit| session.started.checked_add(shortened(limit, session.id))) else {
             return;
         };

@@ -148,6 +148,31 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
     }
 }
 
+/// The record of a session stays here until the answer, although its task is cut meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_cut_while_it_is_offered_ends_in_one_process() {
+    for is_taken in [true, false] {
+        let world = World::new().await;
+        let process = &world.overview.process;
+        let session = process.sessions.find(1).await.unwrap();
+        let offer = session.request_handover().unwrap().await.unwrap();
+        assert!(session.close());
+        // Sleeps because a task that does not end is cut after 4 s. The clock is paused.
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(process.sessions.len(), 1, "nobody has answered");
+        if is_taken {
+            offer.taken().await;
+        } else {
+            drop(offer);
+        }
+        while process.sessions.len() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let has_end = process.metrics.totals().await.unwrap().contains("closed_by_admin");
+        assert_eq!(has_end, !is_taken);
+    }
+}
+
 /// More data than fits into a frame arrives in parts, and too much data is left out.
 #[tokio::test]
 async fn data_of_any_length_never_fails_a_hand_over() {
