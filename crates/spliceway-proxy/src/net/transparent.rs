@@ -116,9 +116,9 @@ type Ends = [(IpAddr, u16); 2];
 pub(crate) struct OwnDial(Ends);
 
 impl OwnDial {
-    /// Remembers a connection after these hops. Calls `connect`, which begins to connect to `target`
-    /// and returns the source, and remembers both. The other end cannot be checked before that,
-    /// because `connect` runs under the lock.
+    /// Remembers a connection after these hops. Calls `connect`, which begins to connect to
+    /// `target` and returns the source, and remembers both. The other end cannot be checked before
+    /// that, because `connect` runs under the lock.
     ///
     /// # Errors
     /// Returns the error of `connect`.
@@ -138,8 +138,8 @@ impl OwnDial {
         Self::hops(client, target).is_some()
     }
 
-    /// Returns the services that the bytes of such a connection have passed. `None` if the connection
-    /// is not one of this process.
+    /// Returns the services that the bytes of such a connection have passed. `None` if the
+    /// connection is not one of this process.
     fn hops(client: SocketAddr, target: SocketAddr) -> Option<Hops> {
         OWN_DIALS.shard(target).get(&ends(client, target)).copied()
     }

@@ -189,9 +189,9 @@ impl Balancer {
         decide(self.settings.eject.allows(ejected, inner.entries.len()))
     }
 
-    /// Sets the weight of a backend until the program ends: at most [`super::WEIGHT_MAX`], and 0 for no
-    /// new clients. `None` is the weight of the configuration. Returns `false` if no backend has
-    /// this name.
+    /// Sets the weight of a backend until the program ends: at most [`super::WEIGHT_MAX`], and 0
+    /// for no new clients. `None` is the weight of the configuration. Returns `false` if no backend
+    /// has this name.
     pub(crate) fn set_weight(self: &Arc<Self>, backend: &str, weight: Option<u32>) -> bool {
         let inner = self.inner.lock();
         let Some(entry) = inner.entries.iter().find(|entry| *entry.settings.name == *backend) else {

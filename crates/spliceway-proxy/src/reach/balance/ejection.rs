@@ -164,8 +164,8 @@ impl Ejection {
         }
     }
 
-    /// Returns the state for another process. The session that tries may be handed over, too, but its
-    /// end proves nothing there. So another one tries, when the time of this one is over.
+    /// Returns the state for another process. The session that tries may be handed over, too, but
+    /// its end proves nothing there. So another one tries, when the time of this one is over.
     pub(super) fn to_hand_over(&self, now: Instant) -> HandedOverEjection {
         let (ejected, up_again) = match self.state {
             State::Up => (None, None),

@@ -30,27 +30,6 @@ pub(super) const TRIES_MAX: usize = 4;
 /// The time after which a client that waits looks for a backend by itself.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Why a client gets no backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoLease {
-    /// All are ejected, or were tried.
-    NoneAvailable,
-    /// All are full, and too many clients wait.
-    QueueFull,
-    /// All are full, and no session ended in time.
-    QueueTimeout,
-}
-
-impl From<NoLease> for Refusal {
-    fn from(why: NoLease) -> Self {
-        match why {
-            NoLease::NoneAvailable => Self::NoBackend,
-            NoLease::QueueFull => Self::QueueFull,
-            NoLease::QueueTimeout => Self::QueueTimeout,
-        }
-    }
-}
-
 impl Balancer {
     /// Puts this balancer into force. Clients that wait at the balancer before it now wait here.
     pub(crate) fn takes_over(self: &Arc<Self>) {
@@ -93,9 +72,9 @@ impl Balancer {
         client: Option<ClientKey>,
         tried: &Tried,
         limit: Duration,
-    ) -> Result<Lease, NoLease> {
+    ) -> Result<Lease, Refusal> {
         if tried.count() >= TRIES_MAX {
-            return Err(NoLease::NoneAvailable);
+            return Err(Refusal::NoBackend);
         }
         let client = client.map(policy::hash_of_client);
         let answer = loop {
@@ -105,7 +84,7 @@ impl Balancer {
                 continue;
             }
             match balancer.choose(&mut inner, client, tried) {
-                Choice::None => return Err(NoLease::NoneAvailable),
+                Choice::None => return Err(Refusal::NoBackend),
                 Choice::Backend(index) if inner.queue.is_empty() => {
                     return Ok(Lease::new(&balancer, &inner.entries[index]));
                 }
@@ -115,7 +94,7 @@ impl Balancer {
                 inner.queue.forget_left();
             }
             if inner.queue.len() >= balancer.settings.queue_max {
-                return Err(NoLease::QueueFull);
+                return Err(Refusal::QueueFull);
             }
             let answer = inner.queue.push(client, tried);
             drop(inner);
@@ -125,8 +104,8 @@ impl Balancer {
         };
         match timeout(limit, self.wait_for_lease(answer)).await {
             Ok(Ok(lease)) => Ok(lease),
-            Ok(Err(_)) => Err(NoLease::NoneAvailable),
-            Err(_) => Err(NoLease::QueueTimeout),
+            Ok(Err(_)) => Err(Refusal::NoBackend),
+            Err(_) => Err(Refusal::QueueTimeout),
         }
     }
 

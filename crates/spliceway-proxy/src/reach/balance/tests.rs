@@ -1,5 +1,4 @@
 use super::backend::Tried;
-use super::lease::NoLease;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -12,6 +11,7 @@ use spliceway_protocol::address::Target;
 use super::lease::TRIES_MAX;
 use super::*;
 use crate::access::admission::ClientKey;
+use crate::kit::refusal::Refusal;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -42,7 +42,7 @@ pub(super) fn backend(text: &str) -> BackendSettings {
 }
 
 /// Returns a lease that is there immediately.
-fn lease(balancer: &Arc<Balancer>, client: Option<ClientKey>, tried: &Tried) -> Result<Lease, NoLease> {
+fn lease(balancer: &Arc<Balancer>, client: Option<ClientKey>, tried: &Tried) -> Result<Lease, Refusal> {
     match pin!(balancer.lease(client, tried, SECOND)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(lease) => lease,
         Poll::Pending => panic!("the client waits"),
@@ -192,7 +192,7 @@ async fn clients_wait_in_order_until_a_session_ends() {
     while balancer.waiting() < 2 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(wait().await.unwrap().unwrap_err(), NoLease::QueueFull);
+    assert_eq!(wait().await.unwrap().unwrap_err(), Refusal::QueueFull);
     leaves.abort();
     assert!(leaves.await.is_err());
     let fourth = wait();
@@ -202,7 +202,7 @@ async fn clients_wait_in_order_until_a_session_ends() {
     drop(second);
     let third = third.await.unwrap().unwrap();
     assert_eq!(target(&third), "b:1");
-    assert_eq!(fourth.await.unwrap().unwrap_err(), NoLease::QueueTimeout);
+    assert_eq!(fourth.await.unwrap().unwrap_err(), Refusal::QueueTimeout);
     let fifth = wait();
     while balancer.waiting() == 0 {
         tokio::task::yield_now().await;
@@ -213,12 +213,12 @@ async fn clients_wait_in_order_until_a_session_ends() {
 }
 
 /// Lets a client wait for a backend.
-async fn waiting(balancer: &Arc<Balancer>) -> tokio::task::JoinHandle<Result<Lease, NoLease>> {
+async fn waiting(balancer: &Arc<Balancer>) -> tokio::task::JoinHandle<Result<Lease, Refusal>> {
     waiting_after(balancer, Tried::default()).await
 }
 
 /// Lets a client wait that has tried these backends.
-async fn waiting_after(balancer: &Arc<Balancer>, tried: Tried) -> tokio::task::JoinHandle<Result<Lease, NoLease>> {
+async fn waiting_after(balancer: &Arc<Balancer>, tried: Tried) -> tokio::task::JoinHandle<Result<Lease, Refusal>> {
     let (balancer, before) = (Arc::clone(balancer), balancer.waiting());
     let client = tokio::spawn({
         let balancer = Arc::clone(&balancer);
@@ -336,7 +336,7 @@ async fn a_backup_does_not_take_the_clients_of_full_backends() {
     let balancer = balancer(Policy::First, &["a:1,max-conns=1", "b:1,backup"], None);
     let mut first = any(&balancer);
     let waited = balancer.lease(None, &Tried::default(), SECOND).await;
-    assert_eq!(waited.unwrap_err(), NoLease::QueueTimeout);
+    assert_eq!(waited.unwrap_err(), Refusal::QueueTimeout);
     first.failed(Failure::Connect);
     assert_eq!(target(&any(&balancer)), "b:1", "but those of ejected ones");
 }

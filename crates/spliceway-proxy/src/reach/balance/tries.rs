@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::backend::{Failure, Tried};
 use super::balancer::{Balancer, Lease};
-use super::lease::NoLease;
 use crate::access::admission::ClientKey;
 use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
 use crate::reach::dial::DialError;
 
 /// How the backends are tried for a client.
@@ -35,7 +35,7 @@ pub(crate) struct NotConnected {
 
 impl Balancer {
     /// Calls `connect` with one backend after another until it succeeds. Another backend may be
-    /// tried, because none of them has received a byte from the client. Cancel safe: the place with
+    /// tried, because none of them has received a byte from the client. Cancel safe: the lease of
     /// a backend is given back.
     ///
     /// # Errors
@@ -53,8 +53,8 @@ impl Balancer {
         loop {
             let leased = self.lease(tries.client, &tried, tries.max_wait).await;
             let mut lease = leased.map_err(|why| match (why, failed.take()) {
-                (NoLease::NoneAvailable, Some(outcome)) => outcome,
-                _ => SessionEnd::Denied(why.into()).into(),
+                (Refusal::NoBackend, Some(outcome)) => outcome,
+                _ => SessionEnd::Denied(why).into(),
             })?;
             let begun = Instant::now();
             match connect(lease.target(tries.port_index)).await {

@@ -110,8 +110,8 @@ impl Dialer {
     /// IPv6 and IPv4 addresses alternate. Upstream proxies are not used. Cancel safe.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::dial_for`], and an error for a Unix socket, which does not accept
-    /// datagrams.
+    /// Returns the errors of [`Self::dial_for`], and an error for a Unix socket, which does not
+    /// accept datagrams.
     pub(crate) async fn addresses(
         &self,
         target: &Target,

@@ -45,7 +45,7 @@ pub(crate) enum UpstreamFault {
 impl DialError {
     /// Returns the reason for records and metrics: the name of an errno, `unresolved`,
     /// `too_many_lookups`, the reason of a denial, or `upstream_` with the fault.
-    pub(crate) fn as_str(&self) -> &'static str {
+    pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
             Self::Unresolved(LookupError::TooMany) => "too_many_lookups",
@@ -68,7 +68,7 @@ impl DialError {
     }
 
     /// Returns the reason if the policy of this program refused the target.
-    pub(crate) fn denied(&self) -> Option<Refusal> {
+    pub(super) fn denied(&self) -> Option<Refusal> {
         match self {
             Self::Denied(denied, _) => Some(denied.into()),
             _ => None,
@@ -76,7 +76,7 @@ impl DialError {
     }
 
     /// Returns whether the target is at fault, and not this program, its machine or a proxy.
-    pub(crate) fn is_of_the_backend(&self) -> bool {
+    pub(in crate::reach) fn is_of_the_backend(&self) -> bool {
         match self {
             Self::Denied(..) => false,
             Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),

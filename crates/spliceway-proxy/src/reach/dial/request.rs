@@ -1,4 +1,4 @@
-//! What a dial is for, and for whom.
+//! The purpose and the client of a dial.
 
 use std::net::IpAddr;
 

@@ -1,8 +1,8 @@
 use super::super::tests::{any, backend, balancer_of, target};
 use super::*;
+use crate::kit::refusal::Refusal;
 use crate::reach::balance::Policy;
 use crate::reach::balance::backend::Tried;
-use crate::reach::balance::lease::NoLease;
 use crate::reach::dial::Families;
 
 const TTL: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ fn answers_are_used_for_their_ttl_within_bounds() {
 async fn a_client_waits_for_the_first_lookup_and_no_longer() {
     for (found, expected) in [
         (answer(addresses(&["192.0.2.1:80"]), TTL), Ok("192.0.2.1:80".to_owned())),
-        (Err(LookupError::NoAddress), Err(NoLease::NoneAvailable)),
+        (Err(LookupError::NoAddress), Err(Refusal::NoBackend)),
     ] {
         let web = name("web:80");
         let balancer = balancer_of(Policy::First, vec![web.clone()], None);
@@ -180,7 +180,7 @@ async fn members_leave_when_their_name_has_had_no_address_for_long() {
         assert_eq!(names(&balancer).len(), expected);
     }
     let none = balancer.lease(None, &Tried::default(), TTL).await;
-    assert_eq!(none.unwrap_err(), NoLease::NoneAvailable, "and no client waits");
+    assert_eq!(none.unwrap_err(), Refusal::NoBackend, "and no client waits");
 }
 
 #[test]

@@ -254,8 +254,8 @@ impl Resolver {
         Some(addresses.to_vec())
     }
 
-    /// Returns the addresses of one family: those of the cache, or else those of an answer, which is
-    /// cached for its TTL. Returns whether a server has said that there is no such name, too.
+    /// Returns the addresses of one family: those of the cache, or else those of an answer, which
+    /// is cached for its TTL. Returns whether a server has said that there is no such name, too.
     async fn addresses(
         &self,
         name: &str,

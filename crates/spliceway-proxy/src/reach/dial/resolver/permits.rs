@@ -66,8 +66,8 @@ impl Permits {
     /// Waits for a permit. Cancel safe.
     ///
     /// # Errors
-    /// Returns [`LookupError::TooMany`] if the client's lookups take so long that this one would start after
-    /// `deadline`.
+    /// Returns [`LookupError::TooMany`] if the client's lookups take so long that this one would
+    /// start after `deadline`.
     pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Permit, LookupError> {
         let waiting = {
             let mut shares = self.shares();
