@@ -10,9 +10,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The files, of which there are at most two.
-static FILES: Mutex<Vec<File>> = Mutex::new(Vec::new());
-/// Those that were removed.
-static REMOVED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static FILES: Mutex<Files> = Mutex::new(Files {
+    created: Vec::new(),
+    removed: Vec::new(),
+});
+
+struct Files {
+    created: Vec<File>,
+    removed: Vec<PathBuf>,
+}
 
 struct File {
     path: PathBuf,
@@ -27,27 +33,26 @@ pub(crate) fn watch<T, E>(path: &Path, create: impl FnOnce() -> Result<T, E>) ->
     if is_new && let Ok(found) = fs::symlink_metadata(path) {
         let path = path.to_owned();
         let inode = inode(&found);
-        files(|files| files.push(File { path, inode }));
+        FILES.lock().created.push(File { path, inode });
     }
     Ok(created)
 }
 
 /// Keeps the files.
 pub(crate) fn keep() {
-    files(Vec::clear);
+    FILES.lock().created.clear();
 }
 
 /// Removes the files that were not kept, unless others have replaced them.
 pub(crate) fn remove() {
-    files(|files| {
-        for File { path, inode: created } in std::mem::take(files) {
-            if fs::symlink_metadata(&path).is_ok_and(|found| inode(&found) == created) {
-                // If this fails, the next start uses the file.
-                let _ = fs::remove_file(&path);
-                removed(|removed| removed.push(path));
-            }
+    let Files { created, removed } = &mut *FILES.lock();
+    for File { path, inode: known } in created.drain(..) {
+        if fs::symlink_metadata(&path).is_ok_and(|found| inode(&found) == known) {
+            // If this fails, the next start uses the file.
+            let _ = fs::remove_file(&path);
+            removed.push(path);
         }
-    });
+    }
 }
 
 /// Lets this process replace a file that it may have created.
@@ -55,34 +60,31 @@ pub(crate) fn remove() {
 /// # Errors
 /// Returns an error if the file was removed, because this process does not serve.
 pub(crate) fn replace(path: &Path, replace: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    files(|files| {
-        if is_removed(path) {
-            return Err(io::Error::other("this process does not serve"));
-        }
-        replace()?;
-        let created = files.iter_mut().find(|file| file.path == path);
-        if let (Some(created), Ok(found)) = (created, fs::symlink_metadata(path)) {
-            created.inode = inode(&found);
-        }
-        Ok(())
-    })
+    let mut files = FILES.lock();
+    if files.is_removed(path) {
+        return Err(io::Error::other("this process does not serve"));
+    }
+    replace()?;
+    let created = files.created.iter_mut().find(|file| file.path == path);
+    if let (Some(created), Ok(found)) = (created, fs::symlink_metadata(path)) {
+        created.inode = inode(&found);
+    }
+    Ok(())
 }
 
 /// Returns whether this process has created the file and removed it again.
 pub(crate) fn is_removed(path: &Path) -> bool {
-    removed(|removed| removed.iter().any(|one| one == path))
+    FILES.lock().is_removed(path)
+}
+
+impl Files {
+    fn is_removed(&self, path: &Path) -> bool {
+        self.removed.iter().any(|removed| removed == path)
+    }
 }
 
 fn inode(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
-}
-
-fn files<T>(change: impl FnOnce(&mut Vec<File>) -> T) -> T {
-    change(&mut FILES.lock())
-}
-
-fn removed<T>(change: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
-    change(&mut REMOVED.lock())
 }
 
 #[cfg(test)]

@@ -11,49 +11,66 @@ use prometheus_client::registry::Unit;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+/// The gauges, each with its help text.
+const GAUGES: [(&str, &str, Option<Unit>); 5] = [
+    (
+        "process_start_time",
+        "Time at which the process started, since 1970",
+        Some(Unit::Seconds),
+    ),
+    (
+        "process_resident_memory",
+        "Memory of the process that is in RAM",
+        Some(Unit::Bytes),
+    ),
+    (
+        "process_virtual_memory",
+        "Address space of the process",
+        Some(Unit::Bytes),
+    ),
+    ("process_open_fds", "Open file descriptors", None),
+    ("process_max_fds", "Limit on open file descriptors", None),
+];
+
 /// What the kernel says about this process. A value that it does not say has no series.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Process {
     cpu_seconds: f64,
-    started_seconds: Option<f64>,
-    memory: Option<Memory>,
-    open_descriptors: Option<u64>,
-    descriptors_max: Option<u64>,
+    /// The values of [`GAUGES`].
+    gauges: [Option<f64>; GAUGES.len()],
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Memory {
-    virtual_bytes: u64,
-    resident_bytes: u64,
-}
-
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts, sizes and years of nanoseconds have 53 bits"
+)]
 impl Process {
     /// Asks the kernel. This may take milliseconds in a process with many descriptors, if the
     /// kernel is older than 6.2.
     pub(super) fn read(started: SystemTime) -> Self {
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
-        let started = started.duration_since(SystemTime::UNIX_EPOCH);
+        let started = started.duration_since(SystemTime::UNIX_EPOCH).ok();
+        let [virtual_bytes, resident_bytes] = memory().map_or([None; 2], |bytes| bytes.map(Some));
+        let float = |value: u64| value as f64;
         Self {
-            #[expect(clippy::cast_precision_loss, reason = "years of nanoseconds have 53 bits")]
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
-            started_seconds: started.ok().map(|since| since.as_secs_f64()),
-            memory: Memory::read(),
-            open_descriptors: open_descriptors(),
-            descriptors_max: getrlimit(Resource::Nofile).current,
+            gauges: [
+                started.map(|since| since.as_secs_f64()),
+                resident_bytes.map(float),
+                virtual_bytes.map(float),
+                open_descriptors().map(float),
+                getrlimit(Resource::Nofile).current.map(float),
+            ],
         }
     }
 }
 
-impl Memory {
-    fn read() -> Option<Self> {
-        let pages = fs::read_to_string("/proc/self/statm").ok()?;
-        let mut pages = pages.split_whitespace().map(str::parse::<u64>);
-        let page = rustix::param::page_size() as u64;
-        Some(Self {
-            virtual_bytes: pages.next()?.ok()? * page,
-            resident_bytes: pages.next()?.ok()? * page,
-        })
-    }
+/// Returns the virtual and the resident memory, in bytes.
+fn memory() -> Option<[u64; 2]> {
+    let pages = fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = pages.split_whitespace().map(str::parse::<u64>);
+    let page = rustix::param::page_size() as u64;
+    Some([pages.next()?.ok()? * page, pages.next()?.ok()? * page])
 }
 
 fn open_descriptors() -> Option<u64> {
@@ -73,37 +90,13 @@ impl Collector for Process {
         encoder
             .encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?
             .encode_counter::<NoLabelSet, f64, u64>(&self.cpu_seconds, None)?;
-        let mut gauge = |name, help, unit: Option<&Unit>, value: Option<f64>| {
-            let Some(value) = value else {
-                return Ok(());
-            };
-            encoder
-                .encode_descriptor(name, help, unit, MetricType::Gauge)?
-                .encode_gauge(&value)
-        };
-        #[expect(clippy::cast_precision_loss, reason = "counts and sizes of a process have 53 bits")]
-        let float = |value: u64| value as f64;
-        let (bytes, seconds) = (Some(&Unit::Bytes), Some(&Unit::Seconds));
-        let help = "Time at which the process started, since 1970";
-        gauge("process_start_time", help, seconds, self.started_seconds)?;
-        let memory = |value: fn(Memory) -> u64| self.memory.map(value).map(float);
-        let help = "Memory of the process that is in RAM";
-        gauge(
-            "process_resident_memory",
-            help,
-            bytes,
-            memory(|memory| memory.resident_bytes),
-        )?;
-        let help = "Address space of the process";
-        gauge(
-            "process_virtual_memory",
-            help,
-            bytes,
-            memory(|memory| memory.virtual_bytes),
-        )?;
-        let help = "Open file descriptors";
-        gauge("process_open_fds", help, None, self.open_descriptors.map(float))?;
-        let help = "Limit on open file descriptors";
-        gauge("process_max_fds", help, None, self.descriptors_max.map(float))
+        for ((name, help, unit), value) in GAUGES.iter().zip(self.gauges) {
+            if let Some(value) = value {
+                encoder
+                    .encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?
+                    .encode_gauge(&value)?;
+            }
+        }
+        Ok(())
     }
 }

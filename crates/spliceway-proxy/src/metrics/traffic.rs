@@ -29,9 +29,9 @@ pub(crate) struct Traffic {
 /// lock for about 20 µs.
 const SLICE: usize = 128;
 
-/// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they change
-/// between the two under the lock. So a reader that holds the lock counts each byte once, and never
-/// counts fewer bytes than before.
+/// The counts of one service. A relay's bytes are either in `running` or in `ended`. They change
+/// sides under the lock. So a reader that holds the lock counts each byte once, and never counts
+/// fewer bytes than before.
 #[derive(Default)]
 struct Ledger {
     running: Slab<Running>,
@@ -187,8 +187,8 @@ impl Traffic {
         })
     }
 
-    /// Records that the relay with this key has ended and passes no more bytes. Returns its summary,
-    /// with the counts that it arrived with.
+    /// Records that the relay with this key has ended and passes no more bytes. Returns its
+    /// summary, with the counts that it arrived with.
     pub(crate) fn leave(&self, key: usize) -> RelaySummary {
         let mut ledger = self.ledger();
         let mut relay = ledger.running.remove(key);
