@@ -38,6 +38,11 @@ mod pairs {
 }
 
 impl Samples {
+    /// Makes a name known that may have no samples yet.
+    pub(super) fn declare(&mut self, name: &'static str) {
+        self.0.entry(name.into()).or_default();
+    }
+
     /// Adds to a sample. The first call creates it.
     pub(super) fn add(&mut self, name: &'static str, labels: &[(&'static str, &str)], value: u64) {
         let series = self.0.entry(name.into()).or_default();

@@ -103,6 +103,9 @@ pub(super) struct Now {
 impl Now {
     pub(super) async fn traffic(&mut self, all: &AllTraffic) {
         let Self { counters, gauges } = self;
+        for name in ["connections", "refused", "datagrams_dropped"] {
+            counters.declare(name);
+        }
         let mut fallbacks = all.earlier_fallbacks();
         for traffic in all.all() {
             let label = ("service", traffic.service());
