@@ -201,12 +201,20 @@ impl DatagramStats {
         self.0.stop.notified().await;
     }
 
-    pub(crate) fn up(&self, bytes: usize) {
-        self.0.up.add(bytes);
+    /// Counts a datagram with this much data from the client, which was sent or dropped.
+    pub(crate) fn up(&self, bytes: usize, sent: Result<(), impl Into<Dropped>>) {
+        match sent {
+            Ok(()) => self.0.up.add(bytes),
+            Err(reason) => self.dropped(reason.into()),
+        }
     }
 
-    pub(crate) fn down(&self, bytes: usize) {
-        self.0.down.add(bytes);
+    /// Counts a datagram with this much data to the client, which was sent or dropped.
+    pub(crate) fn down(&self, bytes: usize, sent: Result<(), impl Into<Dropped>>) {
+        match sent {
+            Ok(()) => self.0.down.add(bytes),
+            Err(reason) => self.dropped(reason.into()),
+        }
     }
 
     pub(crate) fn dropped(&self, reason: Dropped) {

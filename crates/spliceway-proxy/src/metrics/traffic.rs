@@ -397,7 +397,7 @@ mod tests {
         let traffic = Traffic::new("udp");
         let begin = || {
             let stats = DatagramStats::default();
-            stats.up(3);
+            stats.up(3, Ok::<_, Dropped>(()));
             traffic.associate(stats)
         };
         let keys: Vec<_> = (0..3 * SLICE).map(|_| begin()).collect();

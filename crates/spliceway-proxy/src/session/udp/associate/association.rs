@@ -8,10 +8,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::UdpSocket;
-use tokio::task::yield_now;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until};
 
-use super::sockets::readable;
+use super::names::Names;
+use super::peers::Peers;
+use super::sockets::{TargetSockets, readable};
 use super::targets::{self, Targets};
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::rates::SessionRates;
@@ -70,15 +72,23 @@ impl<D: Destinations> Association<D> {
         destinations: D,
         rates: SessionRates,
     ) -> io::Result<Self> {
-        let udp = system()?;
         let socket = datagrams::bind(at_any_port(reached))?;
         gather(&socket);
         let bound = socket.local_addr()?;
-        let stats = DatagramStats::within(rates);
         Ok(Self {
             socket,
             client: Client::new(client, requested),
-            targets: Targets::new(destinations, settings.lookup, bound.is_ipv4(), udp, stats),
+            targets: Targets {
+                sockets: TargetSockets::default(),
+                peers: Peers::default(),
+                lookups: JoinSet::new(),
+                names: Names::default(),
+                destinations,
+                lookup_limit: settings.lookup,
+                prefers_v4: bound.is_ipv4(),
+                udp: system()?,
+                stats: DatagramStats::within(rates),
+            },
             idle: settings.idle,
             advertised: advertised(bound, settings.advertise),
         })
@@ -181,10 +191,7 @@ impl<D: Destinations> Association<D> {
         // All headers of a family have the same size, so the size of the data can be computed after
         // sending.
         let header_bytes = family.header_bytes();
-        let count = |bytes: usize, sent: Result<(), Errno>| match sent {
-            Ok(()) => stats.down(bytes - header_bytes),
-            Err(errno) => stats.dropped(errno.into()),
-        };
+        let count = |bytes: usize, sent: Result<(), Errno>| stats.down(bytes - header_bytes, sent);
         let flush = |gso: &mut GsoBatch| gso.flush(udp, &self.socket, count);
         with_scratch(|batch, gso| {
             let more = batch.receive(udp, from, |_| true);

@@ -24,11 +24,11 @@ pub(super) struct Targets<D> {
     pub(super) sockets: TargetSockets,
     pub(super) peers: Peers,
     pub(super) lookups: JoinSet<FinishedLookup>,
-    names: Names,
-    destinations: D,
-    lookup_limit: Duration,
+    pub(super) names: Names,
+    pub(super) destinations: D,
+    pub(super) lookup_limit: Duration,
     /// Whether the IPv4 addresses of names come first.
-    prefers_v4: bool,
+    pub(super) prefers_v4: bool,
     pub(super) udp: &'static UdpSocketState,
     pub(super) stats: DatagramStats,
 }
@@ -41,26 +41,6 @@ pub(super) struct FinishedLookup {
 }
 
 impl<D: Destinations> Targets<D> {
-    pub(super) fn new(
-        destinations: D,
-        lookup_limit: Duration,
-        prefers_v4: bool,
-        udp: &'static UdpSocketState,
-        stats: DatagramStats,
-    ) -> Self {
-        Self {
-            sockets: TargetSockets::default(),
-            peers: Peers::default(),
-            lookups: JoinSet::new(),
-            names: Names::default(),
-            destinations,
-            lookup_limit,
-            prefers_v4,
-            udp,
-            stats,
-        }
-    }
-
     /// Sends a datagram, adds it to `gso`, keeps it until the lookup of its name ends, or drops it.
     /// Sent and dropped datagrams are counted.
     pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
@@ -78,7 +58,7 @@ impl<D: Destinations> Targets<D> {
         }
         if !gso.push(Route::To(address), data, |gso| self.flush(gso)) {
             let sent = self.send_now(address, data);
-            self.count(sent, data.len());
+            self.stats.up(data.len(), sent);
         }
     }
 
@@ -93,7 +73,7 @@ impl<D: Destinations> Targets<D> {
         } else if self.names.addresses(&name).is_some() {
             self.flush(gso);
             let sent = self.send_to_first(&name, data);
-            self.count(sent, data.len());
+            self.stats.up(data.len(), sent);
         } else if !self.names.wait(&name, data) {
             self.stats.dropped(Dropped::LookupLimit);
         }
@@ -158,16 +138,7 @@ impl<D: Destinations> Targets<D> {
     pub(super) fn flush(&self, gso: &mut GsoBatch) {
         let Some(Route::To(address)) = gso.to() else { return };
         if let Some(socket) = self.sockets.get(address) {
-            gso.flush(self.udp, socket, |bytes, sent| {
-                self.count(sent.map_err(Dropped::from), bytes);
-            });
-        }
-    }
-
-    fn count(&self, sent: Result<(), Dropped>, bytes: usize) {
-        match sent {
-            Ok(()) => self.stats.up(bytes),
-            Err(dropped) => self.stats.dropped(dropped),
+            gso.flush(self.udp, socket, |bytes, sent| self.stats.up(bytes, sent));
         }
     }
 
@@ -198,7 +169,7 @@ impl<D: Destinations> Targets<D> {
             } else {
                 Err(reason)
             };
-            self.count(sent, data.len());
+            self.stats.up(data.len(), sent);
         }
     }
 }

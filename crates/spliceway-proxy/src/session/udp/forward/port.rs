@@ -3,8 +3,8 @@
 use parking_lot::Mutex;
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
@@ -112,17 +112,13 @@ impl Port {
     /// Receives once. Returns whether more datagrams may be ready.
     fn pass_up(&self, opener: &Opener, is_accepting: bool) -> bool {
         let (clients, now) = (&self.clients, Instant::now());
-        let reached = if is_accepting {
-            Arc::downgrade(&opener.service)
-        } else {
-            Weak::new()
-        };
-        clients.set_reached(reached, opener.port_index);
+        let reached = is_accepting.then_some(&opener.service).map(Arc::downgrade);
+        clients.set_reached(reached.unwrap_or_default(), opener.port_index);
         let mut begun = Vec::new();
         let more = with_scratch(|batch, gso| {
             // Errors are about answers to clients that have left.
             let more = batch.receive(clients.udp, &clients.socket, |_| true);
-            let mut flows = clients.table.flows();
+            let mut flows = clients.table.flows.lock();
             let mut last = None;
             batch.for_each(|client, mut packet| {
                 if last != Some(client) {
@@ -177,7 +173,12 @@ impl Port {
             return Err(Dropped::Client);
         }
         let mut permit = opener.service.process.admission.try_admit_datagrams().map_err(|max| {
-            self.warn_of_limit(max);
+            if self.throttle.lock().admits(now) {
+                tracing::warn!(
+                    max,
+                    "the limit on sessions is reached: datagrams of new clients are dropped"
+                );
+            }
             Dropped::Sessions
         })?;
         if !permit.count(address.ip()) {
@@ -199,15 +200,6 @@ impl Port {
             stats,
         };
         Ok((flow, session))
-    }
-
-    fn warn_of_limit(&self, max: usize) {
-        if self.throttle.lock().admits(Instant::now()) {
-            tracing::warn!(
-                max,
-                "the limit on sessions is reached: datagrams of new clients are dropped"
-            );
-        }
     }
 }
 

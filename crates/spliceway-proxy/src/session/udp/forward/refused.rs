@@ -1,7 +1,7 @@
 //! The addresses at which nothing received a moment ago, so that the next session of a name takes
 //! another address.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) struct Refused(Mutex<VecDeque<(SocketAddr, Instant)>>);
 
 impl Refused {
     pub(super) fn add(&self, address: SocketAddr, now: Instant) {
-        let mut refused = self.refused();
+        let mut refused = self.0.lock();
         refused.retain(|(one, _)| *one != address);
         if refused.len() >= ADDRESSES_MAX {
             refused.pop_front();
@@ -28,14 +28,9 @@ impl Refused {
     }
 
     pub(super) fn has(&self, address: SocketAddr, now: Instant) -> bool {
-        let refused = self.refused();
+        let refused = self.0.lock();
         let mut known = refused.iter();
         known.any(|(one, when)| *one == address && now < *when + REMEMBERED)
-    }
-
-    /// Locks the addresses.
-    fn refused(&self) -> MutexGuard<'_, VecDeque<(SocketAddr, Instant)>> {
-        self.0.lock()
     }
 }
 
@@ -57,7 +52,7 @@ mod tests {
             refused.add(address(port), now);
             refused.add(address(port), now);
         }
-        assert_eq!(refused.refused().len(), ADDRESSES_MAX);
+        assert_eq!(refused.0.lock().len(), ADDRESSES_MAX);
         assert!(refused.has(address(9 * ADDRESSES_MAX + 1), now) && !refused.has(address(9 * ADDRESSES_MAX), now));
     }
 }

@@ -167,10 +167,7 @@ impl Session {
             seat, stats, answered, ..
         } = self;
         let (clients, route) = (&seat.clients, seat.clients.route_to(seat.client));
-        let count = |bytes: usize, sent: Result<(), Errno>| match sent {
-            Ok(()) => stats.down(bytes),
-            Err(errno) => stats.dropped(errno.into()),
-        };
+        let count = |bytes: usize, sent: Result<(), Errno>| stats.down(bytes, sent);
         let flush = |gso: &mut GsoBatch| gso.flush(clients.udp, &clients.socket, count);
         let mut broken = None;
         let more = with_scratch(|batch, gso| {

@@ -1,6 +1,6 @@
 //! The sessions of a port, by client.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const WAITING_MAX_BYTES: usize = 4 << 20;
 
 /// The sessions of a port. A limit on sessions limits them.
 pub(super) struct Table {
-    flows: Mutex<Flows>,
+    pub(super) flows: Mutex<Flows>,
     emptied: Notify,
 }
 
@@ -66,13 +66,8 @@ impl Table {
         }
     }
 
-    /// Locks the sessions.
-    pub(super) fn flows(&self) -> MutexGuard<'_, Flows> {
-        self.flows.lock()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
-        self.flows().of_clients.is_empty()
+        self.flows.lock().of_clients.is_empty()
     }
 
     /// Waits until the table has become empty. The caller must check that it still is.
@@ -82,7 +77,7 @@ impl Table {
 
     /// Sends the datagrams of this client that have waited, and further ones, through `socket`.
     pub(super) fn connected(&self, client: Origin, socket: Arc<UdpSocket>, route: Route) {
-        let mut flows = self.flows();
+        let mut flows = self.flows.lock();
         let udp = flows.udp;
         let Some(flow) = flows.of_clients.get_mut(&client) else {
             return;
@@ -103,7 +98,7 @@ impl Table {
         now: Instant,
         end_of: impl FnOnce(Instant) -> Instant,
     ) -> Option<Instant> {
-        let mut flows = self.flows();
+        let mut flows = self.flows.lock();
         let end = end_of(flows.of_clients.get(&client)?.last_datagram);
         if end > now {
             return Some(end);
@@ -114,7 +109,7 @@ impl Table {
 
     /// Removes the session of this client, and drops the datagrams that wait.
     pub(super) fn remove(&self, client: Origin) {
-        let flow = self.take(&mut self.flows(), client);
+        let flow = self.take(&mut self.flows.lock(), client);
         if let Some(Flow {
             path: Path::Connecting(datagrams),
             stats,
@@ -215,15 +210,10 @@ impl Flow {
     }
 
     fn count(&self, bytes: usize, sent: Result<(), Errno>) {
-        match sent {
-            Ok(()) => self.stats.up(bytes - self.header.len()),
-            Err(errno) => {
-                self.stats.dropped(errno.into());
-                if says_nothing_receives(errno) {
-                    // The first error is enough.
-                    let _ = self.broken.set(errno);
-                }
-            }
+        self.stats.up(bytes - self.header.len(), sent);
+        if let Some(errno) = sent.err().filter(|errno| says_nothing_receives(*errno)) {
+            // The first error is enough.
+            let _ = self.broken.set(errno);
         }
     }
 }
