@@ -212,7 +212,7 @@ pub struct SessionView {
 
 /// An answer without data: what was done, or what is wrong.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Said {
+pub enum Reply {
     #[serde(rename = "done")]
     Done(String),
     #[serde(rename = "error")]

@@ -17,7 +17,7 @@ use spliceway_protocol::address::system_path;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::api::Said;
+use crate::api::Reply;
 use crate::text::harmless;
 
 /// The time limit for one answer, except that of an upgrade.
@@ -67,7 +67,7 @@ pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience:
         return Ok(body);
     }
     Err(Error(match parse(&body) {
-        Ok(Said::Error(why)) => why,
+        Ok(Reply::Error(why)) => why,
         _ => format!("{}: unexpected answer {status}", socket.display()),
     }))
 }
@@ -88,8 +88,8 @@ pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Resul
 pub(crate) async fn order(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<String, Error> {
     let body = request(socket, method, path, patience).await?;
     match parse(&body) {
-        Ok(Said::Done(done)) => Ok(done),
-        Ok(Said::Error(why)) => Err(Error(why)),
+        Ok(Reply::Done(done)) => Ok(done),
+        Ok(Reply::Error(why)) => Err(Error(why)),
         Err(error) => Err(Error::unexpected(socket, &error)),
     }
 }

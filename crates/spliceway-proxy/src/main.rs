@@ -23,12 +23,12 @@ use std::process::ExitCode;
 
 use kit::limits;
 use net::listener;
-use run::{process, startup};
+use run::{lifetime, startup};
 
 fn main() -> ExitCode {
     match startup::check_stack() {
         Ok(()) => start(),
-        Err(error) => process::failed(&error.into()),
+        Err(error) => lifetime::failed(&error.into()),
     }
 }
 

@@ -3,8 +3,8 @@
 pub(crate) mod drain;
 pub(crate) mod handover;
 mod instance;
+pub(crate) mod lifetime;
 mod notify;
 mod orders;
-pub(crate) mod process;
 pub(crate) mod serve;
 pub(crate) mod startup;

@@ -10,7 +10,7 @@ use spliceway_lab::doctor::{self, DoctorCommand};
 use super::hash_password;
 use crate::kit::limits;
 use crate::log;
-use crate::run::process;
+use crate::run::lifetime;
 use crate::settings::{Settings, Source};
 
 /// The action that the command line requests.
@@ -36,10 +36,10 @@ pub(crate) enum Action {
 impl Action {
     pub(crate) fn carry_out(self) -> ExitCode {
         match self {
-            Self::Serve(settings, source) => process::serve(*settings, source),
+            Self::Serve(settings, source) => lifetime::serve(*settings, source),
             Self::Print(text) => ended(io::stdout().write_all(text.as_bytes()).map(success)),
             Self::Write(folder, files) => ended(write_files(&folder, &files).map(success)),
-            Self::Refuse(problem) => process::refuse(&problem),
+            Self::Refuse(problem) => lifetime::refuse(&problem),
             Self::HashPassword => hash_password::run(),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
                 log::announce(&format_args!("spliceway: {error}"));
@@ -77,5 +77,5 @@ fn success((): ()) -> ExitCode {
 }
 
 fn ended(result: io::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| process::failed(&error.into()))
+    result.unwrap_or_else(|error| lifetime::failed(&error.into()))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use crate::access::auth;
 use crate::log;
-use crate::run::process::USAGE;
+use crate::run::lifetime::USAGE;
 
 /// The longest password that a SOCKS5 client can send (RFC 1929).
 const SECRET_MAX_BYTES: usize = 255;

@@ -16,7 +16,7 @@ use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use spliceway_operator::api::{Said, SessionPage, UserPage};
+use spliceway_operator::api::{Reply, SessionPage, UserPage};
 use tokio::time::Instant;
 
 use crate::monitor::control::{Control, NotDone, Order};
@@ -65,7 +65,7 @@ impl Answers for Admin {
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         let answered = self.route(request).await;
-        let mut answer = answered.unwrap_or_else(|Failed(status, why)| json(status, &Said::Error(why)));
+        let mut answer = answered.unwrap_or_else(|Failed(status, why)| json(status, &Reply::Error(why)));
         set(&mut answer, CACHE_CONTROL, "no-store");
         answer
     }
@@ -144,7 +144,7 @@ impl Admin {
             );
         }
         let what = format!("session {} is closing", session.id);
-        Ok(json(StatusCode::ACCEPTED, &Said::Done(what)))
+        Ok(json(StatusCode::ACCEPTED, &Reply::Done(what)))
     }
 
     /// Lists users with limits, in the order of their names.
@@ -166,7 +166,7 @@ impl Admin {
         }
         tracing::info!(%user, "admin: resets what a user has used");
         let what = format!("{user} has used nothing");
-        ok(&Said::Done(what))
+        ok(&Reply::Done(what))
     }
 
     async fn drain(&self, name: &str) -> Answered {
@@ -209,12 +209,12 @@ impl Admin {
             None => format!("backend {backend} has the weight of the configuration"),
         };
         tracing::info!(service = &*service, "admin: {what}");
-        ok(&Said::Done(what))
+        ok(&Reply::Done(what))
     }
 
     async fn order(&self, order: Order) -> Answered {
         match self.control.order(order).await {
-            Ok(done) => ok(&Said::Done(done)),
+            Ok(done) => ok(&Reply::Done(done)),
             Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
             Err(NotDone::Busy(why)) => Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why)),
         }
@@ -270,7 +270,7 @@ fn refuse(path: &[&str]) -> Answered {
             return Err(Failed(StatusCode::NOT_FOUND, why));
         }
     };
-    let why = Said::Error(format!("this path has the methods {methods}"));
+    let why = Reply::Error(format!("this path has the methods {methods}"));
     let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &why);
     set(&mut answer, ALLOW, methods);
     Ok(answer)

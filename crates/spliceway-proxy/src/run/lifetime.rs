@@ -1,4 +1,4 @@
-//! The process of a service: from its settings to its exit code.
+//! The lifetime of a service: from its settings to its exit code.
 
 use std::process::ExitCode;
 use std::time::Duration;
