@@ -1,10 +1,10 @@
 //! The lifetime of the program: start, reload, hand-over, drain, signals.
 
-pub(crate) mod drain;
-pub(crate) mod handover;
+mod drain;
+mod handover;
 mod instance;
 pub(crate) mod lifetime;
 mod notify;
 mod orders;
-pub(crate) mod serve;
+mod serve;
 pub(crate) mod startup;

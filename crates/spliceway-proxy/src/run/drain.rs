@@ -25,7 +25,7 @@ pub(super) enum Drained {
 }
 
 /// Returns a number of sessions in words.
-pub(crate) fn sessions(count: u64) -> String {
+pub(super) fn sessions(count: u64) -> String {
     match count {
         1 => "1 session".to_owned(),
         count => format!("{count} sessions"),

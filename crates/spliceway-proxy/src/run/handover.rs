@@ -36,7 +36,7 @@ use std::path::PathBuf;
 
 pub(super) use give::{Handover, Upgrade, Upgraded};
 pub(super) use give_up::GiveUp;
-pub(crate) use take::Successor;
+pub(super) use take::Successor;
 
 /// The environment variable that tells a new process that its standard input is the socket of the
 /// old one.

@@ -43,7 +43,7 @@ const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// # Errors
 /// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
 /// unexpectedly later.
-pub(crate) async fn run(
+pub(super) async fn run(
     settings: Settings,
     source: Source,
     successor: Option<Successor>,

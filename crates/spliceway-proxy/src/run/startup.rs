@@ -57,7 +57,7 @@ pub(crate) fn check_stack() -> io::Result<()> {
 ///
 /// # Errors
 /// Returns an error if a thread cannot be started.
-pub(crate) fn check_threads(workers: usize) -> io::Result<()> {
+pub(super) fn check_threads(workers: usize) -> io::Result<()> {
     // One worker is the main thread.
     let count = if workers > 1 { workers } else { 0 } + OTHER_THREADS;
     let mut started = Vec::new();
@@ -82,7 +82,7 @@ pub(crate) fn check_threads(workers: usize) -> io::Result<()> {
 }
 
 /// Returns what an operator can do about an error of the system.
-pub(crate) fn remedy(error: &io::Error) -> &'static str {
+pub(super) fn remedy(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::MFILE) => ": raise the limit on descriptors (LimitNOFILE= of a unit, ulimit -n)",
         Some(Errno::NFILE) => ": raise the limit of the machine on open files (fs.file-max)",

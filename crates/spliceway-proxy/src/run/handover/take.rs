@@ -27,7 +27,7 @@ use crate::run::notify::{Manager, Message};
 use crate::session::{self, Process, Record, Service, Session, Suspended};
 
 /// The socket to the process that has started this one.
-pub(crate) struct Successor(StdUnixStream);
+pub(in crate::run) struct Successor(StdUnixStream);
 
 /// The old process, and the socket to it.
 pub(in crate::run) struct OldProcess(Link);
@@ -48,7 +48,7 @@ impl Successor {
     ///
     /// # Errors
     /// Returns an error if standard input is not such a socket.
-    pub(crate) fn from_stdin() -> Result<Option<Self>, String> {
+    pub(in crate::run) fn from_stdin() -> Result<Option<Self>, String> {
         if std::env::var_os(VARIABLE).is_none() {
             return Ok(None);
         }
@@ -75,7 +75,7 @@ impl Successor {
     }
 
     /// Says why this process does not take over.
-    pub(crate) fn refuse(mut self, why: &impl std::fmt::Display) {
+    pub(in crate::run) fn refuse(mut self, why: &impl std::fmt::Display) {
         let why = reason(&why.to_string());
         if let Ok(frame) = link::encode(&ToOld::Refused { why }, &[]) {
             // The old process serves on, whether or not it knows the reason.
