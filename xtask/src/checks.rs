@@ -51,10 +51,11 @@ pub(crate) const RELEASE: Task = Task {
     name: "release",
     purpose: "packages, minimum versions, docs.rs and other systems (MSRV and nightly toolchains)",
     steps: &[
+        // Nobody debugs these builds.
         step(
-            "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway \
-             --package spliceway-protocol --package spliceway-load --package spliceway-lab --package spliceway-operator \
-             --package spliceway-proxy",
+            "cargo --config profile.dev.debug=0 --config profile.dev.incremental=false publish --dry-run \
+             --allow-dirty --package spliceway-core --package spliceway --package spliceway-protocol \
+             --package spliceway-load --package spliceway-lab --package spliceway-operator --package spliceway-proxy",
         ),
         step("cargo +MSRV check --target-dir target/msrv --package spliceway --all-features --package spliceway-proxy"),
         step(

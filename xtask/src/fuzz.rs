@@ -1,17 +1,19 @@
-//! `cargo xtask fuzz [--seconds N] [target…]`: runs each fuzz target for some time, and reports its
-//! executions and coverage.
+//! `cargo xtask fuzz [--seconds N] [--at-once N] [target…]`: runs each fuzz target for some time,
+//! and reports its executions and coverage.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
 
 use super::checks;
 
 /// A fixed version, so that a new release does not change the results.
 const INSTALL: &str =
-    "rustup toolchain install nightly --profile minimal\n    cargo install cargo-fuzz --locked --version 0.13.1";
+    "rustup toolchain install nightly --profile minimal\n    cargo install cargo-fuzz --locked --version 0.13.2";
 
 /// Every target in fuzz/Cargo.toml.
 const TARGETS: &str = "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header tls address \
@@ -35,8 +37,8 @@ const OWN_NETWORK: &str = "ip link set lo up
 for net in 127.0.0.0/8 127.0.0.1; do ip route replace local $net dev lo table local quickack 1 || exit; done
 exec \"$@\"";
 
-pub(crate) const USAGE: &str = "  fuzz [--seconds N] [target…]
-              runs each fuzz target for N seconds (60); needs nightly and cargo-fuzz
+pub(crate) const USAGE: &str = "  fuzz [--seconds N] [--at-once N] [target…]
+              runs each fuzz target for N seconds (60), N of them at once (1); needs nightly and cargo-fuzz
 ";
 
 /// The result of a run, in libFuzzer's terms.
@@ -51,8 +53,14 @@ struct Run {
     last_lines: VecDeque<String>,
 }
 
+struct Options {
+    seconds: u32,
+    at_once: u32,
+    targets: Vec<&'static str>,
+}
+
 pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
-    let (seconds, targets) = options(words)?;
+    let options = options(words)?;
     checks::require(
         "cargo-fuzz or the nightly toolchain",
         "cargo +nightly fuzz --version",
@@ -60,27 +68,30 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     )?;
     let network = own_network();
     build(root)?;
-    let mut findings = Vec::new();
     eprintln!(
-        "{:<10}{:>12}{:>9}{:>8}{:>8}",
+        "{:<16}{:>12}{:>9}{:>8}{:>8}",
         "target", "executions", "exec/s", "cov", "ft"
     );
-    for target in targets {
-        let (run, clean) = Run::of(target, seconds, &network, root)?;
-        eprintln!(
-            "{target:<10}{:>12}{:>9}{:>8}{:>8}{}",
-            run.executions,
-            run.per_second,
-            run.coverage,
-            run.features,
-            if clean { "" } else { "  FINDING" }
-        );
-        if !clean {
-            let lines: Vec<String> = run.panic.into_iter().chain(run.last_lines).collect();
-            eprintln!("{}", lines.join("\n"));
-            findings.push(target);
+    let waiting = Mutex::new(options.targets.into_iter());
+    let next = || waiting.lock().expect("no thread panics").next();
+    let findings = Mutex::new(Vec::new());
+    let run_targets = || {
+        while let Some(target) = next() {
+            let (run, clean) = Run::of(target, options.seconds, &network, root)?;
+            run.show(target, clean);
+            if !clean {
+                findings.lock().expect("no thread panics").push(target);
+            }
         }
-    }
+        Ok::<_, String>(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.at_once).map(|_| scope.spawn(run_targets)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("no thread panics"))
+    })?;
+    let findings = findings.into_inner().expect("no thread panics");
     if findings.is_empty() {
         return Ok(());
     }
@@ -89,22 +100,33 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     ))
 }
 
-fn options(words: &[String]) -> Result<(u32, Vec<&'static str>), String> {
-    let (mut seconds, mut targets) = (DEFAULT_SECONDS, Vec::new());
+fn options(words: &[String]) -> Result<Options, String> {
+    let mut options = Options {
+        seconds: DEFAULT_SECONDS,
+        at_once: 1,
+        targets: Vec::new(),
+    };
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        if word == "--seconds" {
-            let number = words.next().and_then(|number| number.parse().ok());
-            seconds = number.ok_or("xtask: fuzz: --seconds wants a number")?;
-            continue;
-        }
-        let known = TARGETS.split(' ').find(|target| target == word);
-        targets.push(known.ok_or_else(|| format!("xtask: fuzz: no target `{word}`; the targets are {TARGETS}"))?);
+        let number = match word.as_str() {
+            "--seconds" => &mut options.seconds,
+            "--at-once" => &mut options.at_once,
+            _ => {
+                let known = TARGETS.split(' ').find(|target| target == word);
+                let unknown = || format!("xtask: fuzz: no target `{word}`; the targets are {TARGETS}");
+                options.targets.push(known.ok_or_else(unknown)?);
+                continue;
+            }
+        };
+        let given = words.next().and_then(|number| number.parse().ok());
+        *number = given
+            .filter(|number| *number > 0)
+            .ok_or_else(|| format!("xtask: fuzz: {word} wants a number above 0"))?;
     }
-    if targets.is_empty() {
-        targets = TARGETS.split(' ').collect();
+    if options.targets.is_empty() {
+        options.targets = TARGETS.split(' ').collect();
     }
-    Ok((seconds, targets))
+    Ok(options)
 }
 
 /// Returns the words to put before a command so that it runs in its own network. Returns no words
@@ -171,6 +193,21 @@ impl Run {
         }
         let status = fuzzer.wait().map_err(|error| format!("xtask: fuzz: {error}"))?;
         Ok((run, status.success()))
+    }
+
+    fn show(self, target: &str, clean: bool) {
+        eprintln!(
+            "{target:<16}{:>12}{:>9}{:>8}{:>8}{}",
+            self.executions,
+            self.per_second,
+            self.coverage,
+            self.features,
+            if clean { "" } else { "  FINDING" }
+        );
+        if !clean {
+            let lines: Vec<String> = self.panic.into_iter().chain(self.last_lines).collect();
+            eprintln!("{}", lines.join("\n"));
+        }
     }
 
     fn take(&mut self, line: String) {
