@@ -78,6 +78,7 @@ rules! {
     prose_and_comments_wrap_at_100_columns: prose::wrapping;
     sentences_are_short: prose::long_sentences;
     the_program_depends_in_one_direction: folders::direction;
+    no_files_depend_on_each_other: circles::circles;
     words_are_plain: prose::banned_words;
     names_follow_the_vocabulary: prose::old_names;
 }
