@@ -33,41 +33,21 @@ use spliceway_protocol::{Command, Failure, proxy};
 
 /// A client whose request is known, until it has what it asked for.
 pub(super) struct Connecting {
-    client: Client,
-    addresses: Addresses,
-    request: ClientRequest,
+    pub(super) client: Client,
+    pub(super) addresses: Addresses,
+    pub(super) request: ClientRequest,
     /// The position of the listener's port in the port range.
-    port_index: u16,
+    pub(super) port_index: u16,
     /// The version of the PROXY header that the target has not received yet.
-    header: Option<proxy::Version>,
+    pub(super) header: Option<proxy::Version>,
     /// The number of bytes that the target has received before the relay starts.
-    ahead: u64,
+    pub(super) ahead: u64,
     /// The services of this program that the client has passed.
-    hops: Hops,
-    service: Arc<Service>,
+    pub(super) hops: Hops,
+    pub(super) service: Arc<Service>,
 }
 
 impl Connecting {
-    pub(super) fn new(
-        client: Client,
-        addresses: Addresses,
-        request: ClientRequest,
-        port_index: u16,
-        hops: Hops,
-        service: Arc<Service>,
-    ) -> Self {
-        Self {
-            client,
-            addresses,
-            request,
-            port_index,
-            header: service.send_proxy,
-            ahead: 0,
-            hops,
-            service,
-        }
-    }
-
     pub(super) fn command(&self) -> Command {
         self.request.request.command
     }

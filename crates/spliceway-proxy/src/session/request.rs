@@ -44,7 +44,16 @@ impl Admitted {
             None => guard.dials(request.request.target.clone()),
             Some(_) => guard.session().facts().phase = Phase::Dial,
         }
-        let mut connecting = Connecting::new(client, addresses, request, port_index, hops, service);
+        let mut connecting = Connecting {
+            client,
+            addresses,
+            request,
+            port_index,
+            header: service.send_proxy,
+            ahead: 0,
+            hops,
+            service,
+        };
         if let Err(reason) = guard.enter_account() {
             let failure = if reason == Refusal::Quota {
                 Failure::NotAllowed

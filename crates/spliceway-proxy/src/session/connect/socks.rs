@@ -18,8 +18,8 @@ use spliceway_protocol::Failure;
 use spliceway_protocol::socks5::UNSPECIFIED;
 
 impl Connecting {
-    /// Accepts one connection from a target (BIND). Of both answers to the client, this method
-    /// sends the first one, when the target can connect.
+    /// Accepts one connection from a target (BIND). The client gets two answers. This method sends
+    /// the first one, when the target can connect.
     pub(in crate::session) async fn bind(&mut self, guard: &Guard) -> Result<Dialed, Outcome> {
         let reached = self.reached_directly().await?;
         let destinations = ClientDestinations {
