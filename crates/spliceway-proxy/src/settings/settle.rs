@@ -75,21 +75,12 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         user,
         service,
     } = config;
-    let drain = timeouts.drain();
-    let timeouts = Timeouts {
-        handshake: timeouts.handshake(),
-        connect: timeouts.connect(),
-        idle: unless_zero(timeouts.idle()),
-        half_close: unless_zero(timeouts.half_close()),
-        udp: timeouts.udp(),
-        max_session: unless_zero(limits.max_session()),
-    };
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     let mut lists = Lists::new(user);
     for table in service {
         let place = table.span().start;
         let service = table.get_ref().clone().or(defaults);
-        let settled = settle_service(service, place, timeouts.connect, origin, &mut lists, warnings)?;
+        let settled = settle_service(service, place, timeouts.connect(), origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
         services.push(settled);
     }
@@ -106,14 +97,8 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
     Ok(Settings {
         services,
         users,
-        sessions: SessionSettings {
-            timeouts,
-            engine: engine.splice().into(),
-            pipe_size: engine.pipe_size().into(),
-            spin: engine.spin(),
-            max_dials_per_ip: limits.max_dials_per_ip(),
-        },
-        drain,
+        sessions: sessions(config),
+        drain: timeouts.drain(),
         limits: Limits {
             max_conns: parsed(&limits.max_conns),
             max_conns_per_ip: parsed(&limits.max_conns_per_ip),
@@ -145,6 +130,29 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         admin: parsed(&admin.socket),
         warnings: Vec::new(),
     })
+}
+
+fn sessions(config: &Config) -> SessionSettings {
+    let Config {
+        timeouts,
+        limits,
+        engine,
+        ..
+    } = config;
+    SessionSettings {
+        timeouts: Timeouts {
+            handshake: timeouts.handshake(),
+            connect: timeouts.connect(),
+            idle: unless_zero(timeouts.idle()),
+            half_close: unless_zero(timeouts.half_close()),
+            udp: timeouts.udp(),
+            max_session: unless_zero(limits.max_session()),
+        },
+        engine: engine.splice().into(),
+        pipe_size: engine.pipe_size().into(),
+        spin: engine.spin(),
+        max_dials_per_ip: limits.max_dials_per_ip(),
+    }
 }
 
 /// Returns the names of the status page, or `None` if there is no such page.

@@ -218,8 +218,8 @@ pub(super) const fn kebab<const LENGTH: usize>(key: &str) -> [u8; LENGTH] {
 }
 
 /// Defines tables. A line declares a key: its help, its type, its default, and its flag. The help
-/// does not repeat a default in parentheses. A change of a `fixed` key needs a restart. All keys are
-/// optional, and are written only if they have a value.
+/// does not repeat a default in parentheses. A change of a `fixed` key needs a restart. All keys
+/// are optional, and are written only if they have a value.
 macro_rules! tables {
     ($($(#[$doc:meta])* $table:ident($path:literal, $expecting:literal) {
         $(

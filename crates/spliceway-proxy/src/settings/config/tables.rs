@@ -127,8 +127,8 @@ tables! {
         connect: Value<PositiveTime> = "10s"
             => TIMEOUTS.named("connect-timeout").takes("TIME").rare();
         /// Time limit for a client's handshake
-        // A PROXY header is the only handshake of a forwarder, and a ClientHello is the handshake of a
-        // router of TLS clients.
+        // A PROXY header is the only handshake of a forwarder, and a ClientHello is the handshake
+        // of a router of TLS clients.
         handshake: Value<PositiveTime> = "10s"
             => HANDSHAKE.named("handshake-timeout").takes("TIME").rare().with(handshake);
         /// End a session when both directions are silent for this long; 0 = off. The timer may be
@@ -246,8 +246,8 @@ tables! {
         /// silent clients]
         not_tls: Value<SingleTarget> => OPTIONS.of(ROUTERS).takes("HOST:PORT");
         /// How to spread clients over several backends
-        // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends with
-        // equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
+        // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
+        // with equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
         balance: Value<Choice<Policy>> = "least-conn" => BACKENDS.takes("POLICY").rare();
         /// Make every address of a name a backend of its own, and look the name up again when its
         /// TTL ends
