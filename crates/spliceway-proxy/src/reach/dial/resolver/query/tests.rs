@@ -121,9 +121,14 @@ fn only_the_answer_to_the_question_counts() {
 /// A server may cut an answer anywhere. The whole of it is at TCP.
 #[tokio::test]
 async fn an_answer_that_is_cut_in_a_record_is_asked_for_over_tcp() {
-    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (server, datagrams) = loop {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Another program may use the same UDP port.
+        if let Ok(datagrams) = UdpSocket::bind(server.local_addr().unwrap()).await {
+            break (server, datagrams);
+        }
+    };
     let at = server.local_addr().unwrap();
-    let datagrams = UdpSocket::bind(at).await.unwrap();
     let serving = async {
         let mut question = [0; 512];
         let (length, from) = datagrams.recv_from(&mut question).await.unwrap();
