@@ -5,7 +5,7 @@
 //!   starts it, with a socket as stdin ─────────▶ reads its own configuration
 //!   Hello, Listener …, Prepare ────────────────▶ builds everything
 //!                  ◀──────────────────────────── Ready, or Refused: the old one serves on
-//!   Serve, with the metrics ───────────────────▶ starts its services
+//!   Serve, with the counters ──────────────────▶ starts its services
 //!                  ◀──────────────────────────── Serving
 //!   Service …: penalties, rate limits ─────────▶ adds them to its own
 //!   suspends a relay, Session ─────────────────▶ holds the session
