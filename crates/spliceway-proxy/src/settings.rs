@@ -15,6 +15,6 @@ mod user_limits;
 mod users;
 
 pub(crate) use origin::Origin;
-pub(crate) use program::{SessionSettings, Settings, Timeouts};
+pub(crate) use program::{SessionSettings, Settings};
 pub(crate) use service::{AcceptProxy, Kind, ServiceSettings, UserTargets};
 pub(crate) use settle::{Source, settle};

@@ -106,7 +106,7 @@ async fn read_header(
     }
     let mut header = proxy::Header::new(accept.versions);
     let read = handshake::read(client, |input| header.feed(input));
-    match timeout(service.timeouts.handshake, read).await {
+    match timeout(service.settings.timeouts.handshake, read).await {
         Ok(Ok(proxy::Source::Own)) => Ok(own),
         Ok(Ok(proxy::Source::Proxied { client, reached })) => Ok(Addresses {
             client: Some(client),

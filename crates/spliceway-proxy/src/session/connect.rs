@@ -158,7 +158,7 @@ impl Connecting {
         if answer.is_empty() {
             return Ok(());
         }
-        match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
+        match timeout(self.service.settings.timeouts.handshake, self.client.write_all(answer)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
             Err(_) => Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
@@ -170,8 +170,8 @@ impl Connecting {
     pub(super) async fn exchange(&mut self, dialed: &mut Dialed, guard: &Guard) -> Result<(), Outcome> {
         let first_bytes = self.first_bytes();
         let patience = Patience {
-            idle: self.service.timeouts.idle,
-            half_closed: self.service.timeouts.half_close,
+            idle: self.service.settings.timeouts.idle,
+            half_closed: self.service.settings.timeouts.half_close,
         };
         let wants_upgrade = self.request.body == Some(Body::Upgrade);
         let sent = |bytes| guard.sent_ahead(bytes);

@@ -199,7 +199,7 @@ impl Guard {
     }
 
     fn limit(&self) {
-        let limit = self.service.timeouts.max_session;
+        let limit = self.service.settings.timeouts.max_session;
         self.service.process.sessions.limit(&self.session, limit);
     }
 

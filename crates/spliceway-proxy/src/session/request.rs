@@ -92,11 +92,11 @@ async fn receive(
         users: service.users.as_deref(),
         penalties: &service.penalties,
         client: addresses.client.map(|client| client.ip()),
-        deadline: Instant::now() + service.timeouts.handshake,
+        deadline: Instant::now() + service.settings.timeouts.handshake,
     };
     let mut claims = ClientClaims::default();
     let request = timeout(
-        service.timeouts.handshake,
+        service.settings.timeouts.handshake,
         handshake::receive_request(client, kind, &authenticator, &mut claims),
     )
     .await;

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use spliceway::{Engine, RelayOptions};
+use spliceway::RelayOptions;
 use spliceway_protocol::proxy;
 
 use crate::access::admission::Dials;
@@ -17,7 +16,7 @@ use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
 use crate::session::process::Process;
-use crate::settings::{AcceptProxy, Kind, Timeouts};
+use crate::settings::{AcceptProxy, Kind, SessionSettings};
 
 /// The state that the sessions of one service share.
 pub(crate) struct Service {
@@ -25,12 +24,9 @@ pub(crate) struct Service {
     /// The value of `service` in metrics and records.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    pub(crate) timeouts: Timeouts,
+    /// The settings for the sessions of every service.
+    pub(crate) settings: SessionSettings,
     pub(crate) relays: RelayOptions,
-    /// The engine of `relays`.
-    pub(crate) engine: Engine,
-    /// The time that a worker stays awake after a message.
-    pub(crate) spin: Duration,
     pub(crate) clients: ClientPolicy,
     /// Whether its clients count as local. Those of a Unix socket must then be of this user or
     /// root.

@@ -68,15 +68,12 @@ pub(super) fn build(
         let before = before.and_then(|before| before.built.service.balancer.as_deref());
         Balancer::new(service.name, balance, before)
     });
-    let sessions = &settings.sessions;
     let service = Service {
         process: Arc::clone(process),
         name: service.name,
         kind: service.kind.clone(),
-        timeouts: sessions.timeouts,
-        relays: relays(sessions),
-        engine: sessions.engine,
-        spin: sessions.spin,
+        settings: settings.sessions,
+        relays: relays(&settings.sessions),
         clients: service.clients.clone(),
         is_private: clients == Clients::Local,
         is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),

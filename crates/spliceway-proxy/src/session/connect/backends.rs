@@ -20,7 +20,7 @@ impl Connecting {
         guard: &mut Guard,
     ) -> Result<Dialed, Outcome> {
         let (service, started) = (&self.service, Instant::now());
-        let limit = service.timeouts.connect;
+        let limit = service.settings.timeouts.connect;
         let tries = Tries {
             client: self.client_key(),
             port_index: self.port_index,

@@ -40,7 +40,7 @@ impl Connecting {
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
         self.send(&self.request.succeeded(|| binding.address())).await?;
-        let limit = self.service.timeouts.connect;
+        let limit = self.service.settings.timeouts.connect;
         let started = Instant::now();
         let accepted = tokio::select! {
             biased;

@@ -60,7 +60,7 @@ pub(super) async fn exchange(
         drop(upstream);
         // After any other end, only closing the connection shows the client that the answer is
         // over.
-        linger(&mut client, record.guard.service().timeouts.half_close).await;
+        linger(&mut client, record.guard.service().settings.timeouts.half_close).await;
     }
     ended.into()
 }
@@ -80,7 +80,7 @@ async fn send_request(
     let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
     let upstream = join(answer, writer);
     // The head must pass through user space, even with `--splice on`.
-    let engine = guard.service().engine;
+    let engine = guard.service().settings.engine;
     let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
     let options = options.clone().engine(engine).a_to_b_prefix(up);
     let ended = match (rest, client) {

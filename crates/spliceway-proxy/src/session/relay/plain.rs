@@ -51,7 +51,7 @@ where
             relay
         }
     };
-    let mut spin = Spin::new(guard.service().spin, relay.stats());
+    let mut spin = Spin::new(guard.service().settings.spin, relay.stats());
     let (session, mut is_allowed) = (guard.session(), false);
     let mut counter = ByteCounter::new(session, ByteSource::Relay(relay.stats()));
     let to = poll_fn(|cx| {

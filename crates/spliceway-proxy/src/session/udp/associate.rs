@@ -94,8 +94,8 @@ pub(crate) fn bind(
 ) -> io::Result<Association<ClientDestinations>> {
     let settings = AssociateSettings {
         advertise: service.advertise,
-        idle: service.timeouts.idle,
-        lookup: service.timeouts.connect,
+        idle: service.settings.timeouts.idle,
+        lookup: service.settings.timeouts.connect,
     };
     let destinations = ClientDestinations {
         dialer: service.dialer_of(request.user.as_deref()).for_datagrams(),

@@ -82,7 +82,7 @@ impl ClientSide {
             return is_another;
         }
         let addresses = service.dialer.addresses(&target, Some(client.ip().into()));
-        match timeout(service.timeouts.connect, addresses).await {
+        match timeout(service.settings.timeouts.connect, addresses).await {
             Ok(Ok(addresses)) => !addresses.contains(&address),
             _ => false,
         }

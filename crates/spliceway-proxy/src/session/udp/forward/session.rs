@@ -94,7 +94,7 @@ impl Session {
                 let tries = Tries {
                     client: Some(canonical(seat.client.source).ip().into()),
                     port_index: self.port_index,
-                    max_wait: service.timeouts.connect,
+                    max_wait: service.settings.timeouts.connect,
                     // Connecting sends nothing. Some protocols have no answers, so a session begins
                     // at once, and a report that nothing receives takes this back.
                     slow: Duration::MAX,
@@ -113,7 +113,7 @@ impl Session {
 
     /// Sends the datagrams of the target at `address` to the client until the session ends.
     async fn forward(&mut self, socket: &UdpSocket, address: SocketAddr) -> Outcome {
-        let silence = self.record.guard.service().timeouts.udp;
+        let silence = self.record.guard.service().settings.timeouts.udp;
         let mut silent = pin!(sleep_until(end_of_silence(Instant::now(), None, silence)));
         let broken = Arc::clone(&self.broken);
         let mut target_check = None;
@@ -210,7 +210,7 @@ impl Session {
 async fn connect_to(target: Target, seat: &Seat, service: &Service) -> Result<Connected, NotConnected> {
     let (started, client) = (Instant::now(), canonical(seat.client.source));
     let looked_up = service.dialer.addresses(&target, Some(client.ip().into()));
-    let looked_up = timeout(service.timeouts.connect, looked_up).await;
+    let looked_up = timeout(service.settings.timeouts.connect, looked_up).await;
     let mut addresses = looked_up.map_err(|_| not_connected(&Errno::TIMEDOUT.into()))??;
     // The answers would come back to the target as datagrams of a client.
     if addresses.contains(&client) {
