@@ -247,7 +247,8 @@ tables! {
         not_tls: Value<SingleTarget> => OPTIONS.of(ROUTERS).takes("HOST:PORT");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
-        // with equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
+        // with equal numbers of sessions take turns, so short sessions are spread as by
+        // `round-robin`.
         balance: Value<Choice<Policy>> = "least-conn" => BACKENDS.takes("POLICY").rare();
         /// Make every address of a name a backend of its own, and look the name up again when its
         /// TTL ends
