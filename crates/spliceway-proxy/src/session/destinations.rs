@@ -1,5 +1,5 @@
-//! What BIND and UDP ASSOCIATE share: the peers that a client may reach through a socket of its own,
-//! and the address of that socket.
+//! What BIND and UDP ASSOCIATE share: the peers that a client may reach through a socket of its
+//! own, and the address of that socket.
 
 use std::net::{IpAddr, SocketAddr};
 

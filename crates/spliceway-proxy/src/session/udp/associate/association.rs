@@ -54,8 +54,8 @@ enum Family {
 }
 
 impl<D: Destinations> Association<D> {
-    /// Binds the socket for the client to `reached`, on a port that the kernel chooses. `reached` is
-    /// the address at which the client reached the proxy.
+    /// Binds the socket for the client to `reached`, on a port that the kernel chooses. `reached`
+    /// is the address at which the client reached the proxy.
     ///
     /// `client` is the source address of the client's connection, and `requested` is the address in
     /// the client's request. If `requested` has a port on the same host, only this port may send
