@@ -13,8 +13,8 @@ use crate::access::rates::Balances;
 use crate::reach::balance::HandedOverBackend;
 use crate::session::Service;
 
-/// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so does
-/// each of the 10,000 with penalties. So the message is always shorter than a frame may be. The
+/// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so
+/// does each of the 10,000 with penalties. So the message is always shorter than a frame may be. The
 /// limits of other clients are full in the new process.
 const LIMITED_MAX: usize = 50_000;
 
