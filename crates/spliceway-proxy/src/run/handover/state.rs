@@ -14,8 +14,8 @@ use crate::reach::balance::HandedOverBackend;
 use crate::session::Service;
 
 /// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so
-/// does each of the 10,000 with penalties. So the message is always shorter than a frame may be. The
-/// limits of other clients are full in the new process.
+/// does each of the 10,000 with penalties. So the message is always shorter than a frame may be.
+/// The limits of other clients are full in the new process.
 const LIMITED_MAX: usize = 50_000;
 
 /// The state of one service, which is the data of a message.
