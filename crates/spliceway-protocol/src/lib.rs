@@ -218,6 +218,9 @@ pub enum Spoken {
 }
 
 impl Spoken {
+    /// All protocols.
+    pub const ALL: [Self; 3] = [Self::Socks5, Self::Socks4, Self::Http];
+
     /// Returns the value of `protocol` in log records.
     pub fn name(self) -> &'static str {
         match self {

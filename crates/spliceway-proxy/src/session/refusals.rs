@@ -2,6 +2,7 @@
 
 use crate::kit::refusal::Refusal;
 use crate::settings::{Kind, ServiceSettings};
+use spliceway_protocol::Spoken;
 
 /// Returns the reasons for which such a service may refuse a client.
 pub(crate) fn refusals(service: &ServiceSettings) -> impl Iterator<Item = Refusal> {
@@ -33,9 +34,10 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         | Refusal::AuthBusy
         | Refusal::NoPassword => service.users.is_some(),
         Refusal::NotRedirected => matches!(kind, Kind::Transparent(_)),
-        Refusal::Sessions | Refusal::Command | Refusal::Socks5(_) => matches!(kind, Kind::Socks5 | Kind::Mixed),
-        Refusal::NotChunked | Refusal::LastRecipient | Refusal::Http(_) => matches!(kind, Kind::Http | Kind::Mixed),
-        Refusal::UnknownProtocol | Refusal::Socks4(_) => matches!(kind, Kind::Mixed),
+        Refusal::Sessions | Refusal::Command | Refusal::Socks5(_) => kind.protocols().contains(&Spoken::Socks5),
+        Refusal::NotChunked | Refusal::LastRecipient | Refusal::Http(_) => kind.protocols().contains(&Spoken::Http),
+        Refusal::Socks4(_) => kind.protocols().contains(&Spoken::Socks4),
+        Refusal::UnknownProtocol => kind.protocols().len() > 1,
         Refusal::Tls(_) => matches!(kind, Kind::Sni(_)),
     }
 }

@@ -1,5 +1,6 @@
 //! Checks the services whose targets are services of the same configuration.
 
+use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
 use super::distinct::Distinct;
@@ -36,7 +37,7 @@ pub(super) fn check(services: &[ServiceSettings], distinct: &Distinct) -> Result
     }
     for (service, hops) in services.iter().zip(&hops) {
         let is_http = service.dial.upstreams.first().is_some_and(UpstreamProxy::speaks_http);
-        let to_http = |hop: &&Hop| matches!(services[hop.to].kind, Kind::Http | Kind::Mixed);
+        let to_http = |hop: &&Hop| services[hop.to].kind.protocols().contains(&Spoken::Http);
         if let Some(Hop { to, key, at }) = hops.iter().find(to_http).filter(|_| is_http) {
             let name = services[*to].name;
             let problem = format!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use spliceway_protocol::address::{ListenRange, TargetRange};
-use spliceway_protocol::proxy;
+use spliceway_protocol::{Spoken, proxy};
 
 use super::config;
 use crate::access::auth::Users;
@@ -95,6 +95,16 @@ impl Kind {
         }
     }
 
+    /// Returns the protocols in which clients name their target.
+    pub(crate) fn protocols(&self) -> &'static [Spoken] {
+        match self {
+            Self::Socks5 => &[Spoken::Socks5],
+            Self::Http => &[Spoken::Http],
+            Self::Mixed => &Spoken::ALL,
+            Self::Forward(_) | Self::Transparent(_) | Self::Sni(_) => &[],
+        }
+    }
+
     /// Returns whether a TPROXY rule sends clients to the listeners.
     pub(crate) fn is_behind_tproxy(&self) -> bool {
         matches!(self, Self::Transparent(Interception::Tproxy))
@@ -109,8 +119,7 @@ impl Kind {
 impl ServiceSettings {
     /// Returns whether it is a proxy that would serve a client of any address without a password.
     pub(crate) fn is_unguarded_proxy(&self) -> bool {
-        let is_proxy = matches!(self.kind, Kind::Socks5 | Kind::Http | Kind::Mixed);
-        is_proxy && self.users.is_none() && !self.open && self.accept_proxy.is_none()
+        !self.kind.protocols().is_empty() && self.users.is_none() && !self.open && self.accept_proxy.is_none()
     }
 }
 

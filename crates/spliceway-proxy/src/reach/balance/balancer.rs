@@ -160,7 +160,7 @@ impl Balancer {
         // Clients that are chosen by their address should stay with their backend.
         let slow_start = match self.settings.policy {
             Policy::SourceHash | Policy::First => Duration::ZERO,
-            _ => self.settings.slow_start,
+            Policy::RoundRobin | Policy::LeastConn | Policy::P2c => self.settings.slow_start,
         };
         let share = entry.backend.share(slow_start, now);
         Candidate {

@@ -163,8 +163,7 @@ impl SessionMessage {
 
     /// Returns the facts about the session, for its record.
     pub(super) fn facts(&self) -> Facts {
-        let spoken = [Spoken::Socks5, Spoken::Socks4, Spoken::Http];
-        let named = |name: &String| spoken.into_iter().find(|one| one.name() == name);
+        let named = |name: &String| Spoken::ALL.into_iter().find(|one| one.name() == name);
         let mut facts = Facts::default();
         facts.client = self.client;
         facts.user = self.user.as_deref().map(Into::into);
