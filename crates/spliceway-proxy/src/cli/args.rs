@@ -37,7 +37,7 @@ impl Args for ServiceArgs {
     fn augment_args(command: Command) -> Command {
         let kind = KindArg::from_str(command.get_name(), false).unwrap_or(KindArg::Forward);
         let mut keys: Vec<_> = keys().filter(|key| key.is_of(kind)).collect();
-        keys.sort_by_key(|key| {
+        keys.sort_by_cached_key(|key| {
             let mut flags = ORDER.split_whitespace();
             flags.position(|flag| Some(flag) == key.long()).unwrap_or(usize::MAX)
         });
