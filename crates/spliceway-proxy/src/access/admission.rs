@@ -93,7 +93,7 @@ impl Dials {
     pub(crate) fn begin(&self, client: IpAddr) -> Option<Dial<'_>> {
         let client = ClientKey::from(client);
         let is_counted = self.clients.add(client, self.max_per_client);
-        is_counted.then_some(Dial { dials: self, client })
+        is_counted.then(|| Dial { dials: self, client })
     }
 }
 
