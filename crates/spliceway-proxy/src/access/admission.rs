@@ -490,4 +490,17 @@ mod tests {
         drop((permit, refused));
         assert_eq!((admission.clients.0.lock().len(), admission.taken()), (0, 0));
     }
+
+    #[test]
+    fn a_refused_dial_does_not_uncount_another() {
+        let dials = Dials::new(NonZeroU32::new(2).unwrap());
+        let client = IpAddr::from([192, 0, 2, 1]);
+        let held = [dials.begin(client), dials.begin(client)];
+        assert!(held.iter().all(Option::is_some));
+        for _ in 0..3 {
+            assert!(dials.begin(client).is_none());
+        }
+        drop(held);
+        assert!(dials.begin(client).is_some());
+    }
 }
