@@ -40,7 +40,7 @@ pub(crate) use throttle::LogThrottle;
 
 /// The longest time that the process waits at its end for a slow reader or a slow disk.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
-/// The same limit after a second signal. A fast reader needs a few milliseconds.
+/// The longest time that it waits after a second signal. A fast reader needs a few milliseconds.
 const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
 /// The stack size of the thread, whose calls are only a few levels deep.
 const STACK_BYTES: usize = 64 << 10;

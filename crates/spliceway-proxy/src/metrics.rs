@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use prometheus_client::collector::Collector;
@@ -60,6 +60,8 @@ pub(crate) struct Metrics {
     balancers: Mutex<Vec<Arc<Balancer>>>,
     /// The counters of the process that has handed over to this one, and when they came.
     earlier: Mutex<(Samples, Option<Instant>)>,
+    /// Whether a warning has said that they cannot be read.
+    has_warned: AtomicBool,
 }
 
 impl Metrics {
@@ -75,6 +77,7 @@ impl Metrics {
             traffic: AllTraffic::default(),
             balancers: Mutex::default(),
             earlier: Mutex::default(),
+            has_warned: AtomicBool::new(false),
         }
     }
 
@@ -103,10 +106,6 @@ impl Metrics {
     /// [`Traffic::cancel`].
     pub(crate) fn cancel_all(&self, deadline: Duration) -> usize {
         self.traffic.all().iter().map(|traffic| traffic.cancel(deadline)).sum()
-    }
-
-    pub(crate) fn accounts(&self) -> &Arc<Accounts> {
-        &self.accounts
     }
 
     pub(crate) fn reloaded(&self, is_in_force: bool) {
@@ -161,7 +160,11 @@ impl Metrics {
     pub(crate) fn continue_from(&self, totals: &str) {
         match serde_json::from_str(totals) {
             Ok(counters) => *self.earlier.lock() = (counters, Some(Instant::now())),
-            Err(error) => tracing::warn!(%error, "the old process has other counters: they begin again"),
+            // The old process sends them several times.
+            Err(error) if !self.has_warned.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(%error, "the old process has other counters: they begin again");
+            }
+            Err(_) => {}
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-pub(crate) use crate::kit::client_key::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::log::LogThrottle;
 
 /// The ports of an association in each address family: one towards its client, and one towards its

@@ -19,7 +19,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::access::admission::{Admission, ClientKey, Permit};
+use crate::access::admission::{Admission, Permit};
+use crate::kit::client_key::ClientKey;
 use crate::kit::clock;
 use crate::net::listener::{Accepted, Listener};
 use crate::session::Process;

@@ -206,8 +206,8 @@ impl Overview {
                 level: crate::log::level(),
                 lines_dropped: crate::log::dropped().iter().map(|(_, count)| count).sum(),
             },
-            quotas_are_saved: self.process.metrics.accounts().are_saved(),
-            users: self.process.metrics.accounts().statuses("", USERS),
+            quotas_are_saved: self.process.accounts.are_saved(),
+            users: self.process.accounts.statuses("", USERS),
         };
         self.process
             .metrics

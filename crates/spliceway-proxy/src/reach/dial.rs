@@ -26,7 +26,6 @@ pub(crate) use request::{DialRequest, Passage};
 pub(super) use resolver::Families;
 pub(crate) use resolver::{LookupError, ResolverSettings};
 pub(super) use resolver::{Member, MemberList, Memory};
-pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
 
 #[cfg(test)]

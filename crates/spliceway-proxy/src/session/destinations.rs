@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use rustix::io::Errno;
 use tokio::net::UdpSocket;
 
-use crate::access::admission::ClientKey;
 use crate::access::datagram_counts::Dropped;
 use crate::access::policy::Denied;
+use crate::kit::client_key::ClientKey;
 use crate::net::datagrams::towards;
 use crate::reach::dial::{DialError, Dialer};
 use spliceway_protocol::address::{Target, canonical};

@@ -20,10 +20,10 @@ use crate::reach::balance::Lease;
 /// account of its user, in the limit on sessions, and at a backend.
 ///
 /// The guard outlives the relay, so the counts that it returns are final. Dropping the guard gives
-/// everything back.
+/// everything back, and writes no record: the record of the session owns it.
 pub(crate) struct Guard {
     service: Arc<Service>,
-    /// The facts, which the admin socket shows. They have the place in the account.
+    /// The facts, which the admin socket shows. They have the part in the account.
     session: Arc<Session>,
     /// The key of the session in the registry. `None` after everything was given back.
     registered: Option<usize>,

@@ -48,7 +48,7 @@ enum Connected {
 /// The future is boxed, so that a relay does not hold the memory that only a handshake and a dial
 /// need. Thousands of idle sessions are normal. Each of them holds two sockets, the relay and the
 /// record.
-pub(crate) type Setup = Pin<Box<dyn Future<Output = SetUp> + Send>>;
+pub(crate) type SettingUp = Pin<Box<dyn Future<Output = SetUp> + Send>>;
 
 /// A session that is connected, or that has failed.
 pub(crate) struct SetUp {
@@ -62,7 +62,7 @@ pub(crate) struct SetUp {
 ///
 /// Returns `None` if the session panicked, which ends only that session. If the returned future is
 /// dropped before its end, the session is cut and recorded as drained.
-pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(Setup, Arc<Session>)> {
+pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(SettingUp, Arc<Session>)> {
     let mut record = Record::new(service, arrival.accepted.peer, arrival.permit);
     let session = Arc::clone(record.guard.session());
     let setup = Box::pin(async move {
@@ -74,7 +74,7 @@ pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(Setup, A
 
 /// Serves the client to the end of the session. If this future is dropped before that, the session
 /// is cut and recorded as drained.
-pub(crate) async fn run(setup: Setup, _alive: Alive) {
+pub(crate) async fn run(setup: SettingUp, _alive: Alive) {
     let SetUp { connected, mut record } = setup.await;
     let outcome = match connected {
         // Boxed, so that no session holds the memory of a step that it is not in.

@@ -32,7 +32,7 @@ const LEAST_GAP: Duration = Duration::from_millis(5);
 const BYTES_PER_SECOND: u64 = 4_000_000;
 /// The time after which an update counts as failed. The file may wait for another process.
 const SLOW: Duration = PATIENCE.saturating_mul(2);
-/// The same while sessions may wait for the update.
+/// The time after which an update counts as failed while sessions may wait for it.
 const SLOW_SHARED: Duration = Duration::from_secs(8);
 /// The longest time for the last update, at the end of the program.
 const LAST: Duration = Duration::from_secs(2);

@@ -22,7 +22,7 @@ use super::backend::{Failure, Tried};
 use super::balancer::{Balancer, Choice, Entry, Lease};
 use super::ejection::{Credit, EARLY};
 use super::policy;
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::kit::refusal::Refusal;
 
 /// The most backends that are tried for one client. HAProxy has the same default.

@@ -9,7 +9,7 @@ use blake2::digest::Digest;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 
 /// A backend with fewer sessions than this takes every client whose hash prefers it. So the bound
 /// on load never separates the few sessions of a quiet service.

@@ -10,7 +10,7 @@ use spliceway_protocol::address::Target;
 
 use super::lease::TRIES_MAX;
 use super::*;
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::kit::refusal::Refusal;
 
 const SECOND: Duration = Duration::from_secs(1);

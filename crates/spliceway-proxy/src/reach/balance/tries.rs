@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::backend::{Failure, Tried};
 use super::balancer::{Balancer, Lease};
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::reach::dial::DialError;

@@ -15,12 +15,12 @@ use super::request::{Caller, DialRequest, Purpose};
 use super::resolver::{
     Found, Lookup, LookupError, MemberList, Memory, Pending, Reading, Resolver, ResolverSettings, SearchEnd, within,
 };
-use super::socket::SocketSettings;
 use super::unix;
 use super::upstream::UpstreamProxy;
-use crate::access::admission::ClientKey;
 use crate::access::policy::{Denied, TargetPolicy};
+use crate::kit::client_key::ClientKey;
 use crate::net::hops::Hops;
+use crate::net::outgoing::SocketSettings;
 use crate::net::stream::Stream;
 use crate::net::transparent::OwnDial;
 use spliceway_protocol::address::{Target, canonical};

@@ -99,8 +99,8 @@ impl DialError {
         }
     }
 
-    /// Returns the error to report if neither of two readings of a name has an address. As in happy
-    /// eyeballs, that is a denial rather than a failure.
+    /// Returns the error to report if neither of two attempts, or of two readings of a name,
+    /// succeeds: a denial rather than a failure.
     pub(super) fn or(self, later: Self) -> Self {
         match self {
             Self::Denied(..) => self,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tokio::time::Instant;
 
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::net::hops::Hops;
 
 /// What a dial is for.

@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::access::policy;
 use crate::net::hops::Hops;
-pub(crate) use crate::net::outgoing::SocketSettings;
+use crate::net::outgoing::SocketSettings;
 use crate::net::transparent::{OwnDial, allow_foreign_addresses};
 
 /// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.

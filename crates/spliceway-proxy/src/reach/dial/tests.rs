@@ -19,6 +19,7 @@ use super::*;
 use crate::access::policy::TargetPolicy;
 use crate::access::policy::{OwnListeners, Targets};
 use crate::kit::refusal::Refusal;
+use crate::net::outgoing::SocketSettings;
 use crate::net::stream::Stream;
 use spliceway_protocol::Failure;
 use spliceway_protocol::address::Target;

@@ -12,7 +12,8 @@ use spliceway_protocol::address::Target;
 use crate::session::Facts;
 
 /// The version of the format. A program that changes the meaning of a message changes this number,
-/// and a hand-over between two numbers is refused.
+/// and a hand-over between two numbers is refused. Counters are the exception: a program that
+/// cannot read them begins with its own, because a refused upgrade would be worse.
 pub(super) const VERSION: u32 = 1;
 
 /// What the old process says.

@@ -92,6 +92,7 @@ async fn send_together(
     for one in sent {
         forgotten.extend(one.settle(new, tally).await);
     }
+    // Each of these ends: a task forgets its session right after the answer, even if it is cut.
     for session in forgotten {
         session.await;
     }

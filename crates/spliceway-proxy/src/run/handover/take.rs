@@ -210,7 +210,7 @@ impl OldProcess {
                     taken += u64::from(is_taken);
                 }
                 ToNew::Service => add(&data, &overview),
-                // The counters have the totals, too.
+                // Only programs before the counters in JSON send it.
                 ToNew::Status => {}
                 ToNew::Accept => {
                     continue_metrics(&process.metrics, &data);

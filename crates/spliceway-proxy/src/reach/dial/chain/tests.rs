@@ -5,9 +5,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::access::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::kit::refusal::Refusal;
+use crate::net::outgoing::SocketSettings;
 use crate::reach::dial::tests::dns::{Answer, Server};
 use crate::reach::dial::tests::held;
-use crate::reach::dial::{DialRequest, DialSettings, ResolverSettings, SocketSettings};
+use crate::reach::dial::{DialRequest, DialSettings, ResolverSettings};
 use spliceway_protocol::Failure;
 
 use super::*;

@@ -53,7 +53,7 @@ pub(in crate::reach::dial) struct Resolver {
 }
 
 pub(super) enum Servers {
-    /// Those of the files.
+    /// The addresses in the files.
     Configured,
     System,
     These(Arc<ResolvConf>),

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::answer::LookupError;
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 
 /// The client towards whose share a lookup counts. Clients without an address share one key.
 type Key = Option<ClientKey>;

@@ -10,7 +10,7 @@ use super::files::Files;
 use super::lookup::*;
 use super::reading::*;
 use super::resolv_conf::{self, ResolvConf};
-use crate::access::admission::ClientKey;
+use crate::kit::client_key::ClientKey;
 use crate::reach::dial::request::Caller;
 use crate::reach::dial::tests::dns::{Answer, Server};
 

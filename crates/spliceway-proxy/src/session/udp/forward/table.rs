@@ -139,7 +139,8 @@ fn bytes_of(datagrams: &[Box<[u8]>]) -> usize {
 impl Flows {
     /// Adds the session of a client, which must not have one.
     pub(super) fn insert(&mut self, client: Origin, flow: Flow) {
-        self.of_clients.insert(client, flow);
+        let previous = self.of_clients.insert(client, flow);
+        debug_assert!(previous.is_none(), "the client has a session");
     }
 
     /// Sends a datagram of this client, adds it to `gso`, keeps it until the session has a socket,
