@@ -141,6 +141,9 @@ fn a_drained_service_may_be_reloaded_while_its_sessions_continue() {
 /// A datagram of a new client waits in the socket, which both processes have.
 #[test]
 fn an_upgrade_loses_no_datagram_of_a_new_client() {
+    // Each client has a session. At the limit on sessions, the program drops the datagrams of new
+    // clients, and a busy machine may be slow to upgrade.
+    const CLIENTS_MAX: usize = 2000;
     let mut program = forward(marking("127.0.0.1:0", b'a'), &[]);
     let known = client(&program);
     assert_answered(&known, 'a', "before");
@@ -148,7 +151,7 @@ fn an_upgrade_loses_no_datagram_of_a_new_client() {
     let next = thread::scope(|scope| {
         let clients = scope.spawn(|| {
             let mut count = 0;
-            while !is_over.load(Ordering::Relaxed) || count == 0 {
+            while count < CLIENTS_MAX && (!is_over.load(Ordering::Relaxed) || count == 0) {
                 let (client, _) = socket("127.0.0.1:0");
                 client.connect(listen).unwrap();
                 assert_answered(&client, 'a', "new");
