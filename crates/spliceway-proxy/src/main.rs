@@ -18,6 +18,8 @@ mod reach;
 mod run;
 mod session;
 mod settings;
+#[allow(dead_code)]
+mod tls;
 
 use std::process::ExitCode;
 

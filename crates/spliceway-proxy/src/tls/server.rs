@@ -1,0 +1,212 @@
+//! The server's end of TLS: settings, the configuration in force, and the handshake.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display, Formatter};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
+use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
+use rustls::version::{TLS12, TLS13};
+use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::certificate::{BadFile, Pair, PairFiles};
+use super::names::Pairs;
+
+/// How a listener terminates TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ServerSettings {
+    /// At least one.
+    pub(crate) pairs: Vec<PairFiles>,
+    pub(crate) is_13_only: bool,
+    /// The protocols for ALPN, the best first. Empty means that none is negotiated.
+    pub(crate) alpn: Vec<Box<str>>,
+    /// Whether a client that states an unknown name gets an alert instead of the first certificate.
+    pub(crate) refuses_unknown_names: bool,
+}
+
+/// Terminates the TLS of a listener's clients.
+#[derive(Debug)]
+pub(crate) struct Terminator {
+    settings: ServerSettings,
+    provider: Arc<CryptoProvider>,
+    in_force: RwLock<InForce>,
+}
+
+#[derive(Debug, Clone)]
+struct InForce {
+    config: Arc<ServerConfig>,
+    pairs: Arc<Pairs>,
+}
+
+/// What a handshake has agreed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub(crate) version: &'static str,
+    pub(crate) cipher: &'static str,
+    /// The name that the client stated.
+    pub(crate) name: Option<Box<str>>,
+    pub(crate) alpn: Option<Box<str>>,
+    pub(crate) is_resumed: bool,
+}
+
+/// Why a handshake failed.
+#[derive(Debug)]
+pub(crate) enum HandshakeError {
+    /// The client has closed the connection.
+    Gone,
+    /// No certificate has the name that the client stated.
+    UnknownName(Box<str>),
+    /// The client refuses, and says why.
+    Alert(AlertDescription),
+    /// The client's messages do not fit the settings, or are not TLS.
+    Tls(Error),
+    Failed(io::Error),
+}
+
+impl Terminator {
+    /// Reads the certificates.
+    ///
+    /// # Errors
+    /// Returns the first fault of the files.
+    pub(crate) fn new(settings: ServerSettings) -> Result<Self, BadFile> {
+        let provider = Arc::new(default_provider());
+        let in_force = read(&settings, &provider, None)?;
+        Ok(Self {
+            settings,
+            provider,
+            in_force: RwLock::new(in_force),
+        })
+    }
+
+    pub(crate) fn settings(&self) -> &ServerSettings {
+        &self.settings
+    }
+
+    /// Reads the certificates again. Handshakes that have begun keep the old ones.
+    ///
+    /// # Errors
+    /// Returns the first fault of the files. The old certificates then stay in force.
+    pub(crate) fn reload(&self) -> Result<(), BadFile> {
+        let old = self.in_force.read().clone();
+        let new = read(&self.settings, &self.provider, Some(&old.config))?;
+        *self.in_force.write() = new;
+        Ok(())
+    }
+
+    /// Returns the certificates in force.
+    pub(crate) fn pairs(&self) -> Arc<Pairs> {
+        Arc::clone(&self.in_force.read().pairs)
+    }
+
+    /// Returns the files that a reload reads.
+    pub(crate) fn files(&self) -> BTreeSet<PathBuf> {
+        let pairs = self.settings.pairs.iter();
+        pairs
+            .flat_map(|pair| [pair.certificate.clone(), pair.key.clone()])
+            .collect()
+    }
+
+    /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
+    pub(crate) async fn accept<S>(&self, stream: S) -> Result<(TlsStream<S>, Agreed), HandshakeError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let InForce { config, pairs } = self.in_force.read().clone();
+        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let name = start.client_hello().server_name().map(Box::<str>::from);
+        if self.settings.refuses_unknown_names
+            && let Some(name) = &name
+            && !pairs.know(name)
+        {
+            let mut stream = start.io;
+            let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
+            return Err(HandshakeError::UnknownName(name.clone()));
+        }
+        let stream = start.into_stream(config).await?;
+        let (_, session) = stream.get_ref();
+        let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
+        let alpn = session.alpn_protocol().and_then(|name| std::str::from_utf8(name).ok());
+        let agreed = Agreed {
+            version: match session.protocol_version() {
+                Some(ProtocolVersion::TLSv1_3) => "1.3",
+                _ => "1.2",
+            },
+            cipher: suite.and_then(|suite| suite.as_str()).unwrap_or_default(),
+            name,
+            alpn: alpn.map(Box::from),
+            is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
+        };
+        Ok((stream, agreed))
+    }
+}
+
+/// The alert `unrecognized_name` in a record, before a version is agreed on.
+const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
+
+/// Reads the files. With an old configuration, clients can resume its sessions.
+fn read(
+    settings: &ServerSettings,
+    provider: &Arc<CryptoProvider>,
+    old: Option<&ServerConfig>,
+) -> Result<InForce, BadFile> {
+    let pairs: Result<Vec<_>, _> = settings.pairs.iter().map(|files| Pair::read(files, provider)).collect();
+    let pairs = Arc::new(Pairs::new(pairs?));
+    let versions: &[&SupportedProtocolVersion] = if settings.is_13_only {
+        &[&TLS13]
+    } else {
+        &[&TLS13, &TLS12]
+    };
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(versions)
+        .expect("the provider has suites of both versions")
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::clone(&pairs) as _);
+    config.alpn_protocols = settings.alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    // Tickets are the only kind of resumption. The server stores nothing.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.ticketer = match old {
+        Some(old) => Arc::clone(&old.ticketer),
+        None => Ticketer::new().expect("the system has random numbers"),
+    };
+    Ok(InForce {
+        config: Arc::new(config),
+        pairs,
+    })
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => return Self::Gone,
+            io::ErrorKind::InvalidData => {}
+            _ => return Self::Failed(error),
+        }
+        match error.downcast::<Error>() {
+            Ok(Error::AlertReceived(alert)) => Self::Alert(alert),
+            Ok(error) => Self::Tls(error),
+            Err(error) => Self::Failed(error),
+        }
+    }
+}
+
+impl Display for HandshakeError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the client has closed the connection in the handshake"),
+            Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
+            Self::Alert(alert) => write!(f, "the client refuses: {alert:?}"),
+            Self::Tls(error) => error.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+use super::*;
+use std::sync::Arc;
+
+use crate::tls::certificate::tests::{Folder, made_pem};
+use rcgen::PKCS_ECDSA_P256_SHA256;
+use rustls::RootCertStore;
+use rustls::client::ClientConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio_rustls::TlsConnector;
+
+/// A terminator whose certificates a client trusts.
+struct Example {
+    folder: Folder,
+    terminator: Terminator,
+    client: ClientConfig,
+}
+
+fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example {
+    let folder = Folder::new();
+    let (certificate, key) = made_pem(names, &PKCS_ECDSA_P256_SHA256);
+    let mut settings = ServerSettings {
+        pairs: vec![folder.pair(&certificate, &key)],
+        is_13_only: false,
+        alpn: Vec::new(),
+        refuses_unknown_names: false,
+    };
+    change(&mut settings);
+    Example {
+        client: trusting(&certificate, &[&TLS13, &TLS12]),
+        terminator: Terminator::new(settings).unwrap(),
+        folder,
+    }
+}
+
+fn trusting(certificate: &str, versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
+        .unwrap();
+    ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth()
+}
+
+/// Shakes hands, and sends bytes in both directions. Returns what both sides say.
+async fn shake(
+    terminator: &Terminator,
+    client: ClientConfig,
+    name: &'static str,
+) -> (Result<Agreed, HandshakeError>, io::Result<()>) {
+    let (near, far) = duplex(1 << 16);
+    let connect = async {
+        let name = ServerName::try_from(name).unwrap();
+        let mut stream = TlsConnector::from(Arc::new(client)).connect(name, near).await?;
+        stream.write_all(b"request").await?;
+        stream.shutdown().await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        assert_eq!(answer, b"answer");
+        Ok(())
+    };
+    let accept = async {
+        let (mut stream, agreed) = terminator.accept(far).await?;
+        let mut request = Vec::new();
+        stream.read_to_end(&mut request).await?;
+        assert_eq!(request, b"request");
+        stream.write_all(b"answer").await?;
+        stream.shutdown().await?;
+        Ok(agreed)
+    };
+    tokio::join!(accept, connect)
+}
+
+#[tokio::test]
+async fn a_handshake_agrees_on_version_name_and_protocol() {
+    let Example {
+        terminator,
+        client,
+        folder,
+    } = example(&["a.test"], |settings| {
+        settings.alpn = vec!["h2".into(), "http/1.1".into()];
+    });
+    for (versions, version) in [(&[&TLS13][..], "1.3"), (&[&TLS12][..], "1.2")] {
+        let certificate = std::fs::read_to_string(&terminator.settings().pairs[0].certificate).unwrap();
+        let mut client = trusting(&certificate, versions);
+        client.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let (agreed, connected) = shake(&terminator, client, "a.test").await;
+        connected.unwrap();
+        let agreed = agreed.unwrap();
+        assert_eq!((agreed.version, agreed.is_resumed), (version, false));
+        assert_eq!(
+            (agreed.name.as_deref(), agreed.alpn.as_deref()),
+            (Some("a.test"), Some("http/1.1"))
+        );
+        assert!(agreed.cipher.starts_with("TLS"), "{agreed:?}");
+    }
+    drop((client, folder));
+}
+
+#[tokio::test]
+async fn a_client_resumes_its_session_even_after_a_reload() {
+    let Example {
+        terminator,
+        client,
+        folder,
+    } = example(&["a.test"], |_| {});
+    for expected in [false, true, true] {
+        let (agreed, connected) = shake(&terminator, client.clone(), "a.test").await;
+        connected.unwrap();
+        assert_eq!(agreed.unwrap().is_resumed, expected);
+        terminator.reload().unwrap();
+    }
+    drop(folder);
+}
+
+#[tokio::test]
+async fn an_unknown_name_gets_the_first_certificate_or_an_alert() {
+    for refuses in [false, true] {
+        let Example {
+            terminator,
+            client,
+            folder,
+        } = example(&["a.test"], |settings| {
+            settings.refuses_unknown_names = refuses;
+        });
+        let (agreed, connected) = shake(&terminator, client, "b.test").await;
+        let (agreed, connected) = (agreed.unwrap_err().to_string(), connected.unwrap_err().to_string());
+        if refuses {
+            assert_eq!(agreed, "no certificate has the name \"b.test\"");
+            assert_eq!(connected, "received fatal alert: UnrecognisedName");
+        } else {
+            assert_eq!(agreed, "the client refuses: BadCertificate");
+            assert!(connected.contains("not valid for name"), "{connected}");
+        }
+        drop(folder);
+    }
+}
+
+#[tokio::test]
+async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
+    let Example { terminator, folder, .. } = example(&["a.test"], |settings| settings.is_13_only = true);
+    let certificate = std::fs::read_to_string(&terminator.settings().pairs[0].certificate).unwrap();
+    let (agreed, connected) = shake(&terminator, trusting(&certificate, &[&TLS12]), "a.test").await;
+    assert!(matches!(
+        agreed.unwrap_err(),
+        HandshakeError::Tls(Error::PeerIncompatible(_))
+    ));
+    assert!(connected.unwrap_err().to_string().contains("ProtocolVersion"));
+    drop(folder);
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
+    let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
+    let (mut near, far) = duplex(1 << 10);
+    near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    assert!(matches!(
+        terminator.accept(far).await.unwrap_err(),
+        HandshakeError::Tls(_)
+    ));
+    let (mut near, far) = duplex(1 << 10);
+    near.write_all(&[22, 3, 1]).await.unwrap();
+    drop(near);
+    assert!(matches!(
+        terminator.accept(far).await.unwrap_err(),
+        HandshakeError::Gone
+    ));
+    drop(folder);
+}
+
+#[tokio::test]
+async fn a_broken_file_leaves_the_old_certificate_in_force() {
+    let Example {
+        terminator,
+        client,
+        folder,
+    } = example(&["a.test"], |_| {});
+    folder.write("key.pem", "broken");
+    assert!(
+        terminator
+            .reload()
+            .unwrap_err()
+            .to_string()
+            .contains("has no private key")
+    );
+    let (agreed, connected) = shake(&terminator, client, "a.test").await;
+    connected.unwrap();
+    agreed.unwrap();
+}
