@@ -1,0 +1,80 @@
+//! An end of a connection that speaks TLS.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rustls::CommonState;
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio_rustls::TlsStream as Inner;
+
+use super::stream::Stream;
+
+/// A connection on which a handshake has succeeded.
+///
+/// The end of the other side is EOF, whether or not the other side has announced it
+/// (`close_notify`). [`Self::is_truncated`] tells the difference.
+#[derive(Debug)]
+pub(crate) struct TlsStream {
+    /// The reader has bytes that came before or with the first message of TLS.
+    inner: Inner<BufReader<Stream>>,
+    is_truncated: bool,
+}
+
+impl TlsStream {
+    pub(crate) fn new(inner: impl Into<Inner<BufReader<Stream>>>) -> Self {
+        Self {
+            inner: inner.into(),
+            is_truncated: false,
+        }
+    }
+
+    /// Returns the connection below TLS.
+    pub(crate) fn socket(&self) -> &Stream {
+        self.inner.get_ref().0.get_ref()
+    }
+
+    /// Returns what the handshake has agreed on.
+    pub(crate) fn state(&self) -> &CommonState {
+        self.inner.get_ref().1
+    }
+
+    /// Returns whether the connection ended without an announcement, so that bytes may be missing.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.is_truncated
+    }
+
+    /// Gives up TLS. The other side sees the end of the connection below.
+    pub(crate) fn into_socket(self) -> Stream {
+        match self.inner {
+            Inner::Server(stream) => stream.into_inner().0.into_inner(),
+            Inner::Client(stream) => stream.into_inner().0.into_inner(),
+        }
+    }
+}
+
+impl AsyncRead for TlsStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.inner).poll_read(cx, buf) {
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                self.is_truncated = true;
+                Poll::Ready(Ok(()))
+            }
+            read => read,
+        }
+    }
+}
+
+impl AsyncWrite for TlsStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
