@@ -6,4 +6,5 @@ pub(crate) mod hops;
 pub(crate) mod listener;
 pub(crate) mod outgoing;
 pub(crate) mod stream;
+pub(crate) mod tls_stream;
 pub(crate) mod transparent;

@@ -10,6 +10,7 @@ mod program;
 mod service;
 mod settle;
 mod targets;
+mod tls;
 mod udp;
 mod user_limits;
 mod users;

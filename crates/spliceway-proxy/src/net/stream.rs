@@ -1,4 +1,4 @@
-//! A connection over TCP or a Unix socket.
+//! A connection over TCP or a Unix socket, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,20 +9,36 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::tls_stream::TlsStream;
+
 /// A connection to a client or to a target. Handshakes use this type. A relay needs the socket
 /// inside, because the socket's type decides how the relay splices.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// TLS over one of the others.
+    Tls(Box<TlsStream<Stream>>),
 }
 
 /// Makes the same call on either kind of socket.
-macro_rules! of_either {
+macro_rules! of_socket {
     ($stream:expr, $socket:ident => $call:expr) => {
-        match $stream {
+        match $stream.socket() {
             Stream::Tcp($socket) => $call,
             Stream::Unix($socket) => $call,
+            Stream::Tls(_) => unreachable!("TLS is over a socket"),
+        }
+    };
+}
+
+/// Makes the same call on each kind of stream.
+macro_rules! of_stream {
+    ($stream:expr, $one:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($one) => $call,
+            Stream::Unix($one) => $call,
+            Stream::Tls($one) => $call,
         }
     };
 }
@@ -30,26 +46,42 @@ macro_rules! of_either {
 impl Stream {
     /// Returns the local address, if the address family has ports.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        match self {
+        match self.socket() {
             Self::Tcp(stream) => stream.local_addr().ok(),
-            Self::Unix(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Returns the socket, which is below TLS.
+    pub(crate) fn socket(&self) -> &Self {
+        match self {
+            Self::Tls(stream) => stream.socket(),
+            socket => socket,
+        }
+    }
+
+    /// Returns the socket, and gives up TLS.
+    pub(crate) fn into_socket(self) -> Self {
+        match self {
+            Self::Tls(stream) => stream.into_socket(),
+            socket => socket,
         }
     }
 
     /// Waits for readiness, like tokio's `TcpStream::ready`.
     pub(crate) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        of_either!(self, socket => socket.ready(interest).await)
+        of_socket!(self, socket => socket.ready(interest).await)
     }
 
     /// Returns the pending error of the socket and clears it.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
-        of_either!(self, socket => socket.take_error())
+        of_socket!(self, socket => socket.take_error())
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        of_either!(self, socket => socket.as_fd())
+        of_socket!(self, socket => socket.as_fd())
     }
 }
 
@@ -67,20 +99,20 @@ impl From<UnixStream> for Stream {
 
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        of_either!(self.get_mut(), stream => Pin::new(stream).poll_read(cx, buf))
+        of_stream!(self.get_mut(), stream => Pin::new(stream).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        of_either!(self.get_mut(), stream => Pin::new(stream).poll_write(cx, buf))
+        of_stream!(self.get_mut(), stream => Pin::new(stream).poll_write(cx, buf))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        of_either!(self.get_mut(), stream => Pin::new(stream).poll_flush(cx))
+        of_stream!(self.get_mut(), stream => Pin::new(stream).poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        of_either!(self.get_mut(), stream => Pin::new(stream).poll_shutdown(cx))
+        of_stream!(self.get_mut(), stream => Pin::new(stream).poll_shutdown(cx))
     }
 }

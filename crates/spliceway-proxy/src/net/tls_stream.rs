@@ -8,21 +8,19 @@ use rustls::CommonState;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio_rustls::TlsStream as Inner;
 
-use super::stream::Stream;
-
 /// A connection on which a handshake has succeeded.
 ///
 /// The end of the other side is EOF, whether or not the other side has announced it
 /// (`close_notify`). [`Self::is_truncated`] tells the difference.
 #[derive(Debug)]
-pub(crate) struct TlsStream {
+pub(crate) struct TlsStream<S> {
     /// The reader has bytes that came before or with the first message of TLS.
-    inner: Inner<BufReader<Stream>>,
+    inner: Inner<BufReader<S>>,
     is_truncated: bool,
 }
 
-impl TlsStream {
-    pub(crate) fn new(inner: impl Into<Inner<BufReader<Stream>>>) -> Self {
+impl<S> TlsStream<S> {
+    pub(crate) fn new(inner: impl Into<Inner<BufReader<S>>>) -> Self {
         Self {
             inner: inner.into(),
             is_truncated: false,
@@ -30,7 +28,7 @@ impl TlsStream {
     }
 
     /// Returns the connection below TLS.
-    pub(crate) fn socket(&self) -> &Stream {
+    pub(crate) fn socket(&self) -> &S {
         self.inner.get_ref().0.get_ref()
     }
 
@@ -45,7 +43,7 @@ impl TlsStream {
     }
 
     /// Gives up TLS. The other side sees the end of the connection below.
-    pub(crate) fn into_socket(self) -> Stream {
+    pub(crate) fn into_socket(self) -> S {
         match self.inner {
             Inner::Server(stream) => stream.into_inner().0.into_inner(),
             Inner::Client(stream) => stream.into_inner().0.into_inner(),
@@ -53,7 +51,7 @@ impl TlsStream {
     }
 }
 
-impl AsyncRead for TlsStream {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match Pin::new(&mut self.inner).poll_read(cx, buf) {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -65,7 +63,7 @@ impl AsyncRead for TlsStream {
     }
 }
 
-impl AsyncWrite for TlsStream {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }

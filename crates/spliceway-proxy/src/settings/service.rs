@@ -17,6 +17,7 @@ use crate::net::transparent::Interception;
 use crate::reach::balance::BalanceSettings;
 use crate::reach::dial::DialSettings;
 use crate::reach::sni::Routes;
+use crate::tls::server::Terminator;
 
 /// The settings of one service.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) struct ServiceSettings {
     /// The targets of users who have a table of their own.
     pub(crate) user_targets: Vec<UserTargets>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
+    /// Ends the TLS of the clients. `None` means that clients speak no TLS to the service.
+    pub(crate) tls: Option<Arc<Terminator>>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,
     /// The backends of a forwarder. `None` if there is only the target of its kind.

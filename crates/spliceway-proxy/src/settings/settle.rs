@@ -14,6 +14,7 @@ use super::distinct::Distinct;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::targets::Lists;
+use super::tls;
 use super::udp;
 use super::user_limits::{check_saved, user_limits};
 use super::users::users;
@@ -198,6 +199,7 @@ fn settle_service(
     if transport == Transport::Datagrams {
         udp::check(&service, &backends)?;
     }
+    let tls = tls::terminator(&service, origin)?.map(Arc::new);
     let settled = ServiceSettings {
         name: match (&service.name, transport) {
             (Some(name), _) => interned(&name.parsed()),
@@ -218,6 +220,7 @@ fn settle_service(
         // The operator has chosen the targets, and clients cannot choose others.
         open: has_fixed_targets || service.open(),
         accept_proxy: accept_proxy(&service)?,
+        tls,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
         balance: balance(&service, backends)?,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
-use super::values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg};
+use super::values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg};
 use super::words::*;
 use crate::reach::balance::Policy;
 
@@ -18,6 +18,8 @@ const FORWARDERS: &[KindArg] = &[KindArg::Forward];
 const ROUTERS: &[KindArg] = &[KindArg::Sni];
 const TRANSPARENT: &[KindArg] = &[KindArg::Transparent];
 const PROXIES: &[KindArg] = &[KindArg::Socks5, KindArg::Http, KindArg::Mixed];
+/// The services that may end the TLS of their clients.
+const TLS_SERVERS: &[KindArg] = &[KindArg::Forward, KindArg::Socks5, KindArg::Http, KindArg::Mixed];
 /// The services whose clients choose the target.
 const FREE: &[KindArg] = &[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Transparent];
 
@@ -26,6 +28,7 @@ const BACKENDS: FlagSpec = FlagSpec::ANY.of(FORWARDERS).under("Backends");
 const ACCESS: FlagSpec = FlagSpec::ANY.of(PROXIES).under("Access");
 const HANDSHAKE: FlagSpec = ACCESS.of(&[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Sni]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
+const TLS: FlagSpec = FlagSpec::ANY.of(TLS_SERVERS).under("TLS");
 const TARGETS: FlagSpec = FlagSpec::ANY.under("Targets");
 const TIMEOUTS: FlagSpec = FlagSpec::ANY.under("Timeouts");
 const LIMITS: FlagSpec = FlagSpec::ANY.under("Limits");
@@ -326,6 +329,18 @@ tables! {
         accept_proxy: Value<AcceptProxy> => CLIENTS.takes("VERSION").rare().requires("proxy-from");
         /// Network of the load balancers that may send PROXY headers. May be repeated
         proxy_from: List<Network> => CLIENTS.takes("CIDR").rare().requires("accept-proxy");
+        /// Certificate with its chain, in PEM. Clients then speak TLS. May be repeated: the name that
+        /// a client states chooses, and the first one is for all others
+        tls_cert: List<File> => TLS.takes("FILE").requires("tls-key");
+        /// Private key of the certificate, in PEM. The n-th key belongs to the n-th certificate
+        tls_key: List<File> => TLS.takes("FILE").requires("tls-cert");
+        /// Oldest version of TLS: 1.2 or 1.3
+        tls_min: Value<Choice<TlsMinArg>> = "1.2" => TLS.takes("VERSION").rare().requires("tls-cert");
+        /// Protocol for ALPN, such as `h2` or `http/1.1`, the best first. May be repeated
+        tls_alpn: List<Protocol> => TLS.takes("PROTOCOL").rare().requires("tls-cert");
+        /// What a client gets that states an unknown name
+        tls_unknown_name: Value<Choice<UnknownNameArg>> = "first"
+            => TLS.takes("ANSWER").rare().requires("tls-cert");
         /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
         /// `http://…`. May be repeated to form a chain. In the variable, spaces separate the
         /// proxies

@@ -57,6 +57,22 @@ pub(crate) enum LogFormatArg {
     Json,
 }
 
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TlsMinArg {
+    #[value(name = "1.2")]
+    V12,
+    #[value(name = "1.3")]
+    V13,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnknownNameArg {
+    /// The first certificate
+    First,
+    /// The alert `unrecognized_name`
+    Refuse,
+}
+
 /// The kind of a service in a file. On the command line, it is the subcommand.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KindArg {
@@ -113,6 +129,14 @@ pub(super) fn user(text: &str) -> Result<Box<str>, &'static str> {
     match text {
         "" => Err("expected the name of a user"),
         name => Ok(spliceway_protocol::printable(name.as_bytes())),
+    }
+}
+
+/// Parses the name of a protocol, as ALPN has it.
+pub(super) fn protocol(typed: &str) -> Result<Box<str>, &'static str> {
+    match typed.len() {
+        1..=255 => Ok(typed.into()),
+        _ => Err("expected the name of a protocol, such as h2, of 1 to 255 bytes"),
     }
 }
 

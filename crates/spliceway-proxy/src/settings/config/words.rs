@@ -93,6 +93,8 @@ words! {
     /// The name of a network interface.
     Interface: Box<str> = Text, values::text;
     File: PathBuf = Text, values::path;
+    /// The name of a protocol for ALPN.
+    Protocol: Box<str> = Text, values::protocol;
     /// Where the records of sessions go.
     Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;
