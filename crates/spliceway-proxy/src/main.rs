@@ -18,7 +18,6 @@ mod reach;
 mod run;
 mod session;
 mod settings;
-#[allow(dead_code)]
 mod tls;
 
 use std::process::ExitCode;

@@ -30,6 +30,7 @@ use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
 use crate::kit::outcome::SessionEnd;
 use crate::reach::balance::Balancer;
+use crate::tls::server::Terminator;
 use connect_times::ConnectTimes;
 pub(crate) use exposition::Exposition;
 pub(crate) use process::Process;
@@ -58,6 +59,7 @@ pub(crate) struct Metrics {
     traffic: AllTraffic,
     /// The backends of the services that run now.
     balancers: Mutex<Vec<Arc<Balancer>>>,
+    terminators: Mutex<Vec<(&'static str, Arc<Terminator>)>>,
     /// The counters of the process that has handed over to this one, and when they came.
     earlier: Mutex<(Samples, Option<Instant>)>,
     /// Whether a warning has said that they cannot be read.
@@ -76,6 +78,7 @@ impl Metrics {
             accounts,
             traffic: AllTraffic::default(),
             balancers: Mutex::default(),
+            terminators: Mutex::default(),
             earlier: Mutex::default(),
             has_warned: AtomicBool::new(false),
         }
@@ -95,6 +98,11 @@ impl Metrics {
     /// Removes the series of services that are gone.
     fn sweep(&self) {
         self.traffic.sweep(Instant::now());
+    }
+
+    /// Records what ends the TLS of the services that run from now on, by their names.
+    pub(crate) fn terminate(&self, terminators: Vec<(&'static str, Arc<Terminator>)>) {
+        *self.terminators.lock() = terminators;
     }
 
     /// Records the balancers of the services that run from now on.
@@ -183,6 +191,7 @@ impl Metrics {
         now.pool();
         now.users(&self.accounts);
         now.backends(&self.balancers.lock());
+        now.tls(&self.terminators.lock());
         let counters = &mut now.counters;
         self.connect_times.count(counters);
         for (errno, count) in &*self.accept_errors.lock() {

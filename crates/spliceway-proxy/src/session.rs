@@ -19,6 +19,7 @@ mod relay;
 mod request;
 mod service;
 mod story;
+mod tls;
 pub(crate) mod udp;
 
 pub(crate) use facts::{Facts, Phase, Session};

@@ -1,9 +1,9 @@
-//! TLS: certificates, and the ends of encrypted connections.
+//! TLS: certificates, and the server's end of encrypted connections.
 //!
 //! ```text
 //!   files ─ certificate ─▶ Pair ─ names ─▶ Pairs ─┐
 //!                                                 ├─ server ─▶ Terminator ─ accept ─▶ TlsStream
-//!                                   TlsSettings ──┘
+//!                                ServerSettings ──┘
 //! ```
 
 pub(crate) mod certificate;

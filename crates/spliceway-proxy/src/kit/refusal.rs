@@ -54,6 +54,12 @@ refusals! {
         /// The client has connected to the listener itself.
         NotRedirected = "not_redirected",
         HandshakeTimeout = "handshake_timeout",
+        /// The client speaks no TLS, or none that the service accepts.
+        TlsHandshake = "tls_handshake",
+        /// No certificate has the name that the client states.
+        TlsName = "tls_name",
+        /// The client does not accept the certificate, or ends the handshake for another reason.
+        TlsAlert = "tls_alert",
         /// The first byte belongs to none of the protocols.
         UnknownProtocol = "version",
         WrongPassword = "auth",

@@ -3,6 +3,7 @@
 //! A new series has a line in [`COUNTERS`] or [`GAUGES`], and a function here adds its value.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use spliceway::{PipePool, Reason, Scope};
 
@@ -11,6 +12,7 @@ use super::services::AllTraffic;
 use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
 use crate::reach::balance::{BackendState, Balancer, Failure};
+use crate::tls::server::Terminator;
 
 /// The counters, each with its help text. The names of metrics have `_total` at their end.
 pub(super) const COUNTERS: &[(&str, &str)] = &[
@@ -36,6 +38,11 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
     ("datagram_bytes", "Bytes of data in delivered datagrams"),
     ("datagrams_dropped", "Datagrams dropped, by reason"),
     (
+        "tls_handshakes",
+        "TLS handshakes that succeeded, by version and by whether a session was resumed",
+    ),
+    ("tls_reloads", "Changed certificates that were read again, by result"),
+    (
         "admission_waits",
         "Times that a listener had to wait for a session to end",
     ),
@@ -60,6 +67,10 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
     (
         "connections_max",
         "Limit on open sessions; further clients wait to be accepted",
+    ),
+    (
+        "tls_certificate_expires_seconds",
+        "Time at which a certificate ends, in seconds since 1970",
     ),
     ("pipes", "Open pipes, by state"),
     ("pipe_pages", "Memory pages of all open pipes"),
@@ -191,6 +202,27 @@ impl Now {
             for (period, used, quota) in sums.quotas() {
                 gauges.add("user_quota_used_bytes", &[label, ("period", period)], used);
                 gauges.add("user_quota_bytes", &[label, ("period", period)], quota);
+            }
+        }
+    }
+
+    /// Adds what is known about the TLS of each service.
+    pub(super) fn tls(&mut self, terminators: &[(&'static str, Arc<Terminator>)]) {
+        let Self { counters, gauges } = self;
+        for (service, terminator) in terminators {
+            let service = ("service", *service);
+            let counts = terminator.counts();
+            for (version, resumed, count) in counts.handshakes() {
+                let labels = [service, ("version", version), ("resumed", resumed)];
+                counters.add("tls_handshakes", &labels, count);
+            }
+            for (result, count) in counts.reloads() {
+                counters.add("tls_reloads", &[service, ("result", result)], count);
+            }
+            for (file, valid) in terminator.validities() {
+                let expires = valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let labels = [service, ("file", &*file)];
+                gauges.add("tls_certificate_expires_seconds", &labels, expires.as_secs());
             }
         }
     }

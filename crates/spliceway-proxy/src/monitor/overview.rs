@@ -68,6 +68,11 @@ impl Overview {
     pub(crate) fn serve(&self, services: Vec<Served>) {
         let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
         self.process.metrics.balance(balancers.collect());
+        let terminators = services.iter().filter_map(|served| {
+            let service = &served.service;
+            Some((service.name, Arc::clone(service.tls.as_ref()?)))
+        });
+        self.process.metrics.terminate(terminators.collect());
         *self.services.lock() = Arc::new(services);
         // A reload has freed the settings before, which may have a million rules.
         self.process.sessions.heap().trim_soon();

@@ -2,28 +2,29 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use rustls::CommonState;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio_rustls::TlsStream as Inner;
 
 /// A connection on which a handshake has succeeded.
 ///
 /// The end of the other side is EOF, whether or not the other side has announced it
-/// (`close_notify`). [`Self::is_truncated`] tells the difference.
+/// (`close_notify`). [`Self::truncation`] tells the difference.
 #[derive(Debug)]
 pub(crate) struct TlsStream<S> {
     /// The reader has bytes that came before or with the first message of TLS.
     inner: Inner<BufReader<S>>,
-    is_truncated: bool,
+    is_truncated: Arc<AtomicBool>,
 }
 
-impl<S> TlsStream<S> {
+impl<S: AsyncRead> TlsStream<S> {
     pub(crate) fn new(inner: impl Into<Inner<BufReader<S>>>) -> Self {
         Self {
             inner: inner.into(),
-            is_truncated: false,
+            is_truncated: Arc::default(),
         }
     }
 
@@ -32,14 +33,10 @@ impl<S> TlsStream<S> {
         self.inner.get_ref().0.get_ref()
     }
 
-    /// Returns what the handshake has agreed on.
-    pub(crate) fn state(&self) -> &CommonState {
-        self.inner.get_ref().1
-    }
-
-    /// Returns whether the connection ended without an announcement, so that bytes may be missing.
-    pub(crate) fn is_truncated(&self) -> bool {
-        self.is_truncated
+    /// Returns what becomes `true` if the connection ends without an announcement, so that bytes may
+    /// be missing.
+    pub(crate) fn truncation(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_truncated)
     }
 
     /// Gives up TLS. The other side sees the end of the connection below.
@@ -55,7 +52,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match Pin::new(&mut self.inner).poll_read(cx, buf) {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                self.is_truncated = true;
+                self.is_truncated.store(true, Ordering::Relaxed);
                 Poll::Ready(Ok(()))
             }
             read => read,

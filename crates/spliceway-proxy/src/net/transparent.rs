@@ -166,7 +166,7 @@ impl Hops {
                     Self::default()
                 }
             }
-            (Stream::Tcp(_), None) => Self::default(),
+            (Stream::Tcp(_) | Stream::Tls(_), _) => Self::default(),
         }
     }
 }

@@ -17,7 +17,7 @@ use spliceway_protocol::proxy;
 
 /// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
 /// HTTP heads, and some early data. Further early data waits in the socket.
-const HANDSHAKE_BUFFER_BYTES: usize = 1024;
+pub(super) const HANDSHAKE_BUFFER_BYTES: usize = 1024;
 
 /// The addresses of a client and of the socket that it reached. They come from the connection, or
 /// from a load balancer in front of the proxy.

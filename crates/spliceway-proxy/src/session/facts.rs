@@ -19,6 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::handover::Offer;
+use super::tls::TlsFacts;
 use crate::access::accounts::Entered;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::outcome::SessionEnd;
@@ -49,6 +50,8 @@ pub(crate) struct Facts {
     pub(crate) protocol: Option<Spoken>,
     /// The name of a server that a TLS client stated.
     pub(crate) server_name: Option<Box<str>>,
+    /// What the client and this program have agreed on, if the program ends the TLS of the client.
+    pub(super) tls: Option<Box<TlsFacts>>,
     pub(crate) target: Option<Target>,
     /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
     /// address.

@@ -24,7 +24,10 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         | Refusal::Loop
         | Refusal::TargetRule => true,
         Refusal::Balancer | Refusal::Proxy(_) => accepts_proxy,
-        Refusal::HandshakeTimeout => accepts_proxy || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)),
+        Refusal::TlsHandshake | Refusal::TlsName | Refusal::TlsAlert => service.tls.is_some(),
+        Refusal::HandshakeTimeout => {
+            accepts_proxy || service.tls.is_some() || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_))
+        }
         Refusal::NoBackend | Refusal::QueueFull | Refusal::QueueTimeout => service.balance.is_some(),
         Refusal::DialsOfClient => !kind.has_fixed_targets(),
         Refusal::SessionsOfUser

@@ -9,6 +9,7 @@ mod spin;
 
 use std::io;
 
+use spliceway::Engine;
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
@@ -17,7 +18,7 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 pub(super) use ends::{Begin, Ends, RemainingBody};
 use http::{Request, exchange};
-use plain::{Ended, plain};
+use plain::{Ended, bound, plain};
 
 /// What follows a relay.
 pub(super) enum Relayed {
@@ -61,6 +62,11 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
+        (client, upstream) => {
+            // The bytes of TLS pass through user space, even with `--splice on`.
+            let options = options.engine(Engine::Copy);
+            Ended::Finished(bound(client, upstream, options, record).await)
+        }
     };
     match ended {
         Ended::Finished(outcome) => Relayed::Ended(outcome),

@@ -113,7 +113,9 @@ async fn receive(
         let mut facts = guard.session().facts();
         facts.protocol = claims.protocol;
         facts.user = claims.user;
-        facts.server_name = claims.server_name;
+        if claims.server_name.is_some() {
+            facts.server_name = claims.server_name;
+        }
     }
     match request {
         Ok(Ok(request)) => Ok(request),

@@ -17,6 +17,7 @@ use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
 use crate::session::process::Process;
 use crate::settings::{AcceptProxy, Kind, SessionSettings};
+use crate::tls::server::Terminator;
 
 /// The state that the sessions of one service share.
 pub(crate) struct Service {
@@ -36,6 +37,8 @@ pub(crate) struct Service {
     pub(crate) users: Option<Arc<Users>>,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
+    /// Ends the TLS of the clients, if they speak it to the service.
+    pub(crate) tls: Option<Arc<Terminator>>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
     /// The dialers of users who have targets of their own, by their names.

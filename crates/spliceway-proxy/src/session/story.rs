@@ -97,7 +97,11 @@ pub(crate) fn resume(record: Record, suspended: Suspended, alive: Alive) {
 
 /// Takes a connection to what its client asks for.
 async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Result<Connected, Outcome> {
-    let admitted = Admitted::admit(accepted, guard).await?;
+    let mut admitted = Admitted::admit(accepted, guard).await?;
+    if let Some(terminator) = guard.service().tls.clone() {
+        // Boxed, so that other sessions do not hold the memory of this handshake.
+        admitted = Box::pin(admitted.end_tls(&terminator, guard)).await?;
+    }
     let connecting = admitted.receive_request(port_index, guard).await?;
     // Boxed, so that a handshake does not hold the memory of a dial.
     Box::pin(connect(connecting, guard)).await

@@ -59,6 +59,10 @@ fn no_tls(service: &Service) -> Result<(), Fault> {
     ];
     let wrong = given.into_iter().find_map(|(key, at)| Some((key, at?)));
     wrong.map_or(Ok(()), |(key, at)| {
-        Err(Fault::new(at, key, "needs tls_cert: expected the file of a certificate"))
+        Err(Fault::new(
+            at,
+            key,
+            "needs tls_cert: expected the file of a certificate",
+        ))
     })
 }

@@ -1,10 +1,11 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
-use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use rustls::crypto::CryptoProvider;
@@ -13,10 +14,12 @@ use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
 use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::{BadFile, Pair, PairFiles};
+use super::certificate::{BadFile, Pair, PairFiles, Validity};
 use super::names::Pairs;
 
 /// How a listener terminates TLS.
@@ -37,6 +40,19 @@ pub(crate) struct Terminator {
     settings: ServerSettings,
     provider: Arc<CryptoProvider>,
     in_force: RwLock<InForce>,
+    /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
+    /// their turn, so that a flood of them leaves time for the sessions of all services.
+    turns: Semaphore,
+    counts: Arc<Counts>,
+}
+
+/// What the metrics show about the TLS of a service.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Handshakes that succeeded: TLS 1.2, 1.2 resumed, 1.3, 1.3 resumed.
+    handshakes: [AtomicU64; 4],
+    /// Changed files that were read, and those that could not be used.
+    reloads: [AtomicU64; 2],
 }
 
 #[derive(Debug, Clone)]
@@ -82,22 +98,79 @@ impl Terminator {
             settings,
             provider,
             in_force: RwLock::new(in_force),
+            turns: turns(),
+            counts: Arc::default(),
         })
     }
 
-    pub(crate) fn settings(&self) -> &ServerSettings {
-        &self.settings
+    /// Continues from the terminator before a reload: clients can resume their sessions, and counts
+    /// go on.
+    pub(crate) fn continued(&self, before: &Self) -> Self {
+        let mut in_force = self.in_force.read().clone();
+        let mut config = ServerConfig::clone(&in_force.config);
+        config.ticketer = Arc::clone(&before.in_force.read().config.ticketer);
+        in_force.config = Arc::new(config);
+        Self {
+            settings: self.settings.clone(),
+            provider: Arc::clone(&self.provider),
+            in_force: RwLock::new(in_force),
+            turns: turns(),
+            counts: Arc::clone(&before.counts),
+        }
+    }
+
+    /// Returns whether clients would notice no difference.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let chains = |one: &Self| -> Vec<_> { one.pairs().all().iter().map(|pair| pair.key.cert.clone()).collect() };
+        self.settings == other.settings && chains(self) == chains(other)
     }
 
     /// Reads the certificates again. Handshakes that have begun keep the old ones.
     ///
     /// # Errors
     /// Returns the first fault of the files. The old certificates then stay in force.
-    pub(crate) fn reload(&self) -> Result<(), BadFile> {
+    fn reload(&self) -> Result<(), BadFile> {
         let old = self.in_force.read().clone();
         let new = read(&self.settings, &self.provider, Some(&old.config))?;
         *self.in_force.write() = new;
         Ok(())
+    }
+
+    /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
+    pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
+        let mut seen = self.stamps();
+        loop {
+            sleep(LOOK_AGAIN).await;
+            let now = self.stamps();
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            let reloaded = self.reload();
+            self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
+            match reloaded {
+                Ok(()) => tracing::info!(service, "read the changed certificates"),
+                Err(bad) => tracing::error!(service, "the old certificates stay in force: {bad}"),
+            }
+        }
+    }
+
+    /// Returns what changes when a file does. `None` for a file that is missing.
+    fn stamps(&self) -> Vec<Option<(u64, i64, i64, u64)>> {
+        let files = self
+            .settings
+            .pairs
+            .iter()
+            .flat_map(|pair| [&pair.certificate, &pair.key]);
+        let stamps = files.map(|file| {
+            let data = std::fs::metadata(file).ok()?;
+            Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
+        });
+        stamps.collect()
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     /// Returns the certificates in force.
@@ -105,12 +178,15 @@ impl Terminator {
         Arc::clone(&self.in_force.read().pairs)
     }
 
-    /// Returns the files that a reload reads.
-    pub(crate) fn files(&self) -> BTreeSet<PathBuf> {
-        let pairs = self.settings.pairs.iter();
-        pairs
-            .flat_map(|pair| [pair.certificate.clone(), pair.key.clone()])
-            .collect()
+    /// Returns when the certificate in each file is valid.
+    pub(crate) fn validities(&self) -> Vec<(String, Validity)> {
+        let pairs = self.pairs();
+        let files = self
+            .settings
+            .pairs
+            .iter()
+            .map(|files| files.certificate.display().to_string());
+        files.zip(pairs.all().iter().map(|pair| pair.valid)).collect()
     }
 
     /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
@@ -129,7 +205,12 @@ impl Terminator {
             let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
             return Err(HandshakeError::UnknownName(name.clone()));
         }
-        let stream = start.into_stream(config).await?;
+        let handshake = {
+            let _turn = self.turns.acquire().await;
+            // This call answers the client's hello, with the signature.
+            start.into_stream(config)
+        };
+        let stream = handshake.await?;
         let (_, session) = stream.get_ref();
         let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
         let alpn = session.alpn_protocol().and_then(|name| std::str::from_utf8(name).ok());
@@ -143,10 +224,44 @@ impl Terminator {
             alpn: alpn.map(Box::from),
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
         };
+        self.counts.succeeded(&agreed);
         Ok((stream, agreed))
     }
 }
 
+impl Counts {
+    fn succeeded(&self, agreed: &Agreed) {
+        let kind = usize::from(agreed.version == "1.3") * 2 + usize::from(agreed.is_resumed);
+        self.handshakes[kind].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the handshakes that succeeded, by version and whether a session was resumed.
+    pub(crate) fn handshakes(&self) -> [(&'static str, &'static str, u64); 4] {
+        let kinds = [("1.2", "no"), ("1.2", "yes"), ("1.3", "no"), ("1.3", "yes")];
+        std::array::from_fn(|kind| {
+            let (version, resumed) = kinds[kind];
+            (version, resumed, self.handshakes[kind].load(Ordering::Relaxed))
+        })
+    }
+
+    /// Returns how often changed files were read, by result.
+    pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
+        let [ok, failed] = &self.reloads;
+        [
+            ("ok", ok.load(Ordering::Relaxed)),
+            ("failed", failed.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+/// Half of the processors sign at most.
+fn turns() -> Semaphore {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Semaphore::new((processors / 2).max(1))
+}
+
+/// The time between two looks at the files.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 

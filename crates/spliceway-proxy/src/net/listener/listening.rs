@@ -145,7 +145,7 @@ impl Accepted {
     /// root. It may have connected when the mode of the socket was another one.
     pub(crate) fn is_of_other_user(&self) -> bool {
         match &self.stream {
-            Stream::Tcp(_) => false,
+            Stream::Tcp(_) | Stream::Tls(_) => false,
             Stream::Unix(stream) => !abstract_socket::is_of_owner(stream),
         }
     }
@@ -153,7 +153,7 @@ impl Accepted {
     /// Returns whether the client has connected to a path that is private now.
     pub(crate) fn is_on_private_path(&self) -> bool {
         match &self.stream {
-            Stream::Tcp(_) => false,
+            Stream::Tcp(_) | Stream::Tls(_) => false,
             Stream::Unix(stream) => stream
                 .local_addr()
                 .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
@@ -165,7 +165,7 @@ impl Accepted {
 /// A client cannot mistake the reset for a regular end. No connection stays in TIME_WAIT on this
 /// machine.
 pub(crate) fn reset(stream: Stream) {
-    if let Stream::Tcp(stream) = stream {
+    if let Stream::Tcp(stream) = stream.into_socket() {
         // If this call fails, the connection is closed normally.
         let _ = stream.set_zero_linger();
     }

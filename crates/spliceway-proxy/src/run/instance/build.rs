@@ -28,7 +28,7 @@ pub(super) struct Built {
     /// The number of descriptors that its dialer may use.
     transient: usize,
     /// Dropping it stops the tasks of the service.
-    tasks: Arc<OnceLock<oneshot::Sender<()>>>,
+    tasks: Arc<OnceLock<Vec<oneshot::Sender<()>>>>,
 }
 
 /// The parts that a service takes over from the service of the same name before it.
@@ -68,6 +68,10 @@ pub(super) fn build(
         let before = before.and_then(|before| before.built.service.balancer.as_deref());
         Balancer::new(service.name, balance, before)
     });
+    let tls = service.tls.clone().map(|tls| {
+        let before = before.and_then(|before| before.built.service.tls.as_deref());
+        before.map_or_else(|| Arc::clone(&tls), |before| Arc::new(tls.continued(before)))
+    });
     let service = Service {
         process: Arc::clone(process),
         name: service.name,
@@ -80,6 +84,7 @@ pub(super) fn build(
         users: service.users.clone(),
         penalties: penalties(service, before),
         accept_proxy: service.accept_proxy.clone(),
+        tls,
         send_proxy: service.send_proxy,
         dialer,
         user_dialers,
@@ -137,18 +142,31 @@ impl Built {
 
     /// Starts the tasks of the service, unless they run. They stop when the service is replaced.
     pub(super) fn begin(&self, health: &Health) {
-        let service = &self.service;
-        let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.needs_tasks()) else {
-            return;
-        };
         self.tasks.get_or_init(|| {
-            let (stop, stopped) = oneshot::channel();
-            let task = Arc::clone(balancer).watch(service.dialer.clone());
-            let name = format!("the task that watches the backends of {}", service.name);
-            health.spawn_until(stopped, &name, task);
-            stop
+            let (service, mut stops) = (&self.service, Vec::new());
+            if let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.needs_tasks()) {
+                let task = Arc::clone(balancer).watch(service.dialer.clone());
+                stops.push(spawn(health, "backends", service.name, task));
+            }
+            if let Some(tls) = &service.tls {
+                let task = Arc::clone(tls).watch(service.name);
+                stops.push(spawn(health, "certificates", service.name, task));
+            }
+            stops
         });
     }
+}
+
+/// Starts a task that stops when the result is dropped.
+fn spawn(
+    health: &Health,
+    what: &str,
+    service: &str,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (stop, stopped) = oneshot::channel();
+    health.spawn_until(stopped, &format!("the task that watches the {what} of {service}"), task);
+    stop
 }
 
 fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, process: &Process) -> TargetPolicy {
@@ -185,7 +203,16 @@ pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, befor
         && service.targets == before.service.targets
         && service.user_targets == before.service.user_targets
         && service.config == before.service.config
+        && has_same_certificates(service, before.service)
         && settings.sessions == before.settings.sessions
+}
+
+fn has_same_certificates(service: &ServiceSettings, before: &ServiceSettings) -> bool {
+    match (&service.tls, &before.tls) {
+        (Some(tls), Some(before)) => tls.is_like(before),
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 fn relays(settings: &SessionSettings) -> RelayOptions {

@@ -31,6 +31,9 @@ pub(super) fn fill(
     if let Some(name) = &facts.server_name {
         line.text("sni", name);
     }
+    if let Some(tls) = &facts.tls {
+        tls.fill(line);
+    }
     if let Some(target) = &facts.target {
         line.display("target", target);
     }

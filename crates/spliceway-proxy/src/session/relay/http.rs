@@ -51,7 +51,7 @@ pub(super) async fn exchange(
         let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
         if is_in_chunks
             && is_cut
-            && let Stream::Tcp(client) = client
+            && let Stream::Tcp(client) = client.into_socket()
         {
             drop(upstream);
             spliceway::reset(client).await;
@@ -99,6 +99,7 @@ async fn send_request(
             match client {
                 Stream::Tcp(client) => relay_request(client, upstream, options, &upload, guard).await,
                 Stream::Unix(client) => relay_request(client, upstream, options, &upload, guard).await,
+                Stream::Tls(client) => relay_request(client, upstream, options, &upload, guard).await,
             }
         }
     };
@@ -134,6 +135,7 @@ async fn read_answer(
     match client {
         Stream::Tcp(client) => relay_answer(client, upstream, options, guard).await,
         Stream::Unix(client) => relay_answer(client, upstream, options, guard).await,
+        Stream::Tls(client) => relay_answer(client, upstream, options, guard).await,
     }
 }
 

@@ -14,7 +14,7 @@ use super::ends::new_relay;
 use super::spin::Spin;
 use crate::kit::outcome::Outcome;
 use crate::net::stream::Stream;
-use crate::session::byte_counter::{ByteCounter, ByteSource};
+use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
 use crate::session::handover::Offer;
 use crate::session::record::Record;
 
@@ -27,6 +27,17 @@ pub(super) enum Ended {
     /// Another process asked for the session, and the relay could not be suspended. The streams are
     /// gone, and with them what the pipes held.
     Lost(io::Error),
+}
+
+/// Relays between streams that have a state in this process, so no other process can continue.
+pub(super) async fn bound(client: Stream, upstream: Stream, options: RelayOptions, record: &mut Record) -> Outcome {
+    let guard = &mut record.guard;
+    let mut relay = new_relay(client, upstream, options, guard);
+    let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
+    let ended = counted(counter, &mut relay).await;
+    let (client, upstream) = relay.streams();
+    record.observe(client, upstream);
+    ended.into()
 }
 
 /// Relays, and stays awake after messages if the settings say so. If another process asks for the

@@ -85,7 +85,7 @@ async fn a_handshake_agrees_on_version_name_and_protocol() {
         settings.alpn = vec!["h2".into(), "http/1.1".into()];
     });
     for (versions, version) in [(&[&TLS13][..], "1.3"), (&[&TLS12][..], "1.2")] {
-        let certificate = std::fs::read_to_string(&terminator.settings().pairs[0].certificate).unwrap();
+        let certificate = std::fs::read_to_string(&terminator.settings.pairs[0].certificate).unwrap();
         let mut client = trusting(&certificate, versions);
         client.alpn_protocols = vec![b"http/1.1".to_vec()];
         let (agreed, connected) = shake(&terminator, client, "a.test").await;
@@ -143,7 +143,7 @@ async fn an_unknown_name_gets_the_first_certificate_or_an_alert() {
 #[tokio::test]
 async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
     let Example { terminator, folder, .. } = example(&["a.test"], |settings| settings.is_13_only = true);
-    let certificate = std::fs::read_to_string(&terminator.settings().pairs[0].certificate).unwrap();
+    let certificate = std::fs::read_to_string(&terminator.settings.pairs[0].certificate).unwrap();
     let (agreed, connected) = shake(&terminator, trusting(&certificate, &[&TLS12]), "a.test").await;
     assert!(matches!(
         agreed.unwrap_err(),

@@ -1,0 +1,74 @@
+//! Ends the TLS of an admitted client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::time::timeout;
+
+use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
+use super::guard::Guard;
+use super::handshake::Client;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
+use crate::log::Line;
+use crate::net::stream::Stream;
+use crate::net::tls_stream::TlsStream;
+use crate::tls::server::{Agreed, HandshakeError, Terminator};
+
+/// What is known about the TLS of a session.
+pub(super) struct TlsFacts {
+    agreed: Agreed,
+    is_truncated: Arc<AtomicBool>,
+}
+
+impl Admitted {
+    /// Shakes hands with the client, within the handshake timeout. What the client sends from then
+    /// on is read in clear text.
+    pub(super) async fn end_tls(self, terminator: &Terminator, guard: &Guard) -> Result<Self, Outcome> {
+        let limit = guard.service().settings.timeouts.handshake;
+        let (stream, agreed) = match timeout(limit, terminator.accept(self.client)).await {
+            Ok(Ok(accepted)) => accepted,
+            Ok(Err(error)) => return Err(outcome(&error)),
+            Err(_) => return Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
+        };
+        let stream = TlsStream::new(stream);
+        let is_truncated = stream.truncation();
+        {
+            let mut facts = guard.session().facts();
+            facts.server_name.clone_from(&agreed.name);
+            facts.tls = Some(Box::new(TlsFacts { agreed, is_truncated }));
+        }
+        Ok(Self {
+            client: Client::with_capacity(HANDSHAKE_BUFFER_BYTES, Stream::Tls(Box::new(stream))),
+            ..self
+        })
+    }
+}
+
+fn outcome(error: &HandshakeError) -> Outcome {
+    let end = match error {
+        HandshakeError::Gone => return SessionEnd::ClientEof.into(),
+        HandshakeError::Failed(_) => SessionEnd::ResetByClient,
+        HandshakeError::UnknownName(_) => SessionEnd::Denied(Refusal::TlsName),
+        HandshakeError::Alert(_) => SessionEnd::Denied(Refusal::TlsAlert),
+        HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
+    };
+    Outcome::because(end, error)
+}
+
+impl TlsFacts {
+    /// Adds the fields of a record.
+    pub(super) fn fill(&self, line: &mut Line) {
+        line.text("tls", self.agreed.version);
+        line.text("cipher", self.agreed.cipher);
+        if let Some(protocol) = &self.agreed.alpn {
+            line.text("alpn", protocol);
+        }
+        if self.agreed.is_resumed {
+            line.text("resumed", "yes");
+        }
+        if self.is_truncated.load(Ordering::Relaxed) {
+            line.text("truncated", "yes");
+        }
+    }
+}
