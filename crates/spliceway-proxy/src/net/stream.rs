@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use spliceway::{AsSocket, SocketRef};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -82,6 +83,16 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         of_socket!(self, socket => socket.as_fd())
+    }
+}
+
+impl AsSocket for Stream {
+    fn as_socket(&self) -> Option<SocketRef<'_>> {
+        match self {
+            Self::Tcp(socket) => Some(SocketRef::Tcp(socket)),
+            Self::Unix(socket) => Some(SocketRef::Unix(socket)),
+            Self::Tls(_) => None,
+        }
     }
 }
 

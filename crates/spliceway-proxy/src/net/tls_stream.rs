@@ -18,6 +18,8 @@ pub(crate) struct TlsStream<S> {
     /// The reader has bytes that came before or with the first message of TLS.
     inner: Inner<BufReader<S>>,
     is_truncated: Arc<AtomicBool>,
+    /// Whether this side has announced its end.
+    is_finished: bool,
 }
 
 impl<S: AsyncRead> TlsStream<S> {
@@ -25,6 +27,7 @@ impl<S: AsyncRead> TlsStream<S> {
         Self {
             inner: inner.into(),
             is_truncated: Arc::default(),
+            is_finished: false,
         }
     }
 
@@ -37,6 +40,12 @@ impl<S: AsyncRead> TlsStream<S> {
     /// be missing.
     pub(crate) fn truncation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_truncated)
+    }
+
+    /// Returns whether this side has announced its end, so that the other side knows that it has
+    /// every byte.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_finished
     }
 
     /// Gives up TLS. The other side sees the end of the connection below.
@@ -70,6 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.is_finished = true;
         Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }

@@ -42,6 +42,10 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
     if let Some(limit) = &rates.outgoing {
         options = options.b_to_a_rate_limit(limit);
     }
+    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
+        // The bytes of TLS pass through user space, even with `--splice on`.
+        options = options.engine(Engine::Copy);
+    }
     let state = match begin {
         Begin::New {
             up,
@@ -62,11 +66,7 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        (client, upstream) => {
-            // The bytes of TLS pass through user space, even with `--splice on`.
-            let options = options.engine(Engine::Copy);
-            Ended::Finished(bound(client, upstream, options, record).await)
-        }
+        (client, upstream) => Ended::Finished(bound(client, upstream, options, record).await),
     };
     match ended {
         Ended::Finished(outcome) => Relayed::Ended(outcome),

@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 
 use super::answering::{Answering, Upload};
 use super::ends::{RemainingBody, new_relay};
+use super::plain::pass_reset;
 use super::request_body::RequestBody;
 use crate::kit::outcome::Outcome;
 use crate::net::stream::Stream;
@@ -49,12 +50,13 @@ pub(super) async fn exchange(
         // The lost bytes are part of a body that the target did not read.
         let is_early_answer = error.summary.a_to_b.lost > 0;
         let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
-        if is_in_chunks
-            && is_cut
-            && let Stream::Tcp(client) = client.into_socket()
-        {
-            drop(upstream);
-            spliceway::reset(client).await;
+        match client {
+            Stream::Tcp(client) if is_in_chunks && is_cut => {
+                drop(upstream);
+                spliceway::reset(client).await;
+            }
+            Stream::Tls(_) if is_cut => pass_reset(upstream.into(), client).await,
+            _ => {}
         }
     } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
         drop(upstream);

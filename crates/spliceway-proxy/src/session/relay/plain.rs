@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway::{Relay, RelayOptions, RelayState};
+use spliceway::{Peer, Relay, RelayOptions, RelayState, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
@@ -31,13 +31,34 @@ pub(super) enum Ended {
 
 /// Relays between streams that have a state in this process, so no other process can continue.
 pub(super) async fn bound(client: Stream, upstream: Stream, options: RelayOptions, record: &mut Record) -> Outcome {
-    let guard = &mut record.guard;
-    let mut relay = new_relay(client, upstream, options, guard);
-    let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
-    let ended = counted(counter, &mut relay).await;
-    let (client, upstream) = relay.streams();
-    record.observe(client, upstream);
+    let (mut client, mut upstream) = (client, upstream);
+    let ended = {
+        let guard = &mut record.guard;
+        // The relay passes a reset on to an end that is a socket.
+        let ends = (Spliceable::new(&mut client), Spliceable::new(&mut upstream));
+        let relay = new_relay(ends.0, ends.1, options, guard);
+        let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
+        counted(counter, relay).await
+    };
+    record.observe(&client, &upstream);
+    match &ended {
+        Err(error) if error.peer() == Peer::A => pass_reset(client, upstream).await,
+        Err(_) => pass_reset(upstream, client).await,
+        Ok(_) => {}
+    }
     ended.into()
+}
+
+/// Resets an end that speaks TLS after the other one has failed, unless the end knows that it has
+/// every byte. For sockets, the relay does this.
+pub(super) async fn pass_reset(failed: Stream, other: Stream) {
+    drop(failed);
+    if let Stream::Tls(tls) = other
+        && !tls.is_finished()
+        && let Stream::Tcp(socket) = tls.into_socket()
+    {
+        spliceway::reset(socket).await;
+    }
 }
 
 /// Relays, and stays awake after messages if the settings say so. If another process asks for the
