@@ -73,6 +73,8 @@ mod systemd;
 // The targets that rules allow and refuse.
 mod target_rules;
 mod timeouts;
+// Services that end the TLS of their clients.
+mod tls;
 mod top;
 // Connections that a firewall redirects, between namespaces with nft.
 mod transparent;
