@@ -20,6 +20,7 @@ mod request;
 mod service;
 mod story;
 mod tls;
+mod tls_facts;
 pub(crate) mod udp;
 
 pub(crate) use facts::{Facts, Phase, Session};

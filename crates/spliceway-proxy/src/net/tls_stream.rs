@@ -36,8 +36,8 @@ impl<S: AsyncRead> TlsStream<S> {
         self.inner.get_ref().0.get_ref()
     }
 
-    /// Returns what becomes `true` if the connection ends without an announcement, so that bytes may
-    /// be missing.
+    /// Returns what becomes `true` if the connection ends without an announcement, so that bytes
+    /// may be missing.
     pub(crate) fn truncation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_truncated)
     }

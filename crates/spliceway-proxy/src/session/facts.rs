@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::handover::Offer;
-use super::tls::TlsFacts;
+use super::tls_facts::TlsFacts;
 use crate::access::accounts::Entered;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::outcome::SessionEnd;

@@ -1,25 +1,16 @@
 //! Ends the TLS of an admitted client.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use tokio::time::timeout;
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
 use super::guard::Guard;
 use super::handshake::Client;
+use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
-use crate::log::Line;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
-use crate::tls::server::{Agreed, HandshakeError, Terminator};
-
-/// What is known about the TLS of a session.
-pub(super) struct TlsFacts {
-    agreed: Agreed,
-    is_truncated: Arc<AtomicBool>,
-}
+use crate::tls::server::{HandshakeError, Terminator};
 
 impl Admitted {
     /// Shakes hands with the client, within the handshake timeout. What the client sends from then
@@ -54,21 +45,4 @@ fn outcome(error: &HandshakeError) -> Outcome {
         HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
     };
     Outcome::because(end, error)
-}
-
-impl TlsFacts {
-    /// Adds the fields of a record.
-    pub(super) fn fill(&self, line: &mut Line) {
-        line.text("tls", self.agreed.version);
-        line.text("cipher", self.agreed.cipher);
-        if let Some(protocol) = &self.agreed.alpn {
-            line.text("alpn", protocol);
-        }
-        if self.agreed.is_resumed {
-            line.text("resumed", "yes");
-        }
-        if self.is_truncated.load(Ordering::Relaxed) {
-            line.text("truncated", "yes");
-        }
-    }
 }

@@ -65,7 +65,7 @@ impl Pairs {
     }
 
     /// Returns the pair for a client. A client without a name gets the first pair, and so does one
-    /// with an unknown name. Of several pairs, the first one whose key the client can verify is
+    /// with an unknown name. If there are several, the first one whose key the client can verify is
     /// chosen.
     fn choose(&self, name: Option<&str>, schemes: &[SignatureScheme]) -> &Pair {
         let candidates = name.and_then(|name| self.of(name)).unwrap_or(&self.default);

@@ -12,8 +12,8 @@ use std::thread;
 use rustls::pki_types::CertificateDer;
 
 use crate::harness::{
-    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, refused_to_start, send_and_finish,
-    was_reached,
+    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, refused_to_start, refusing,
+    send_and_finish, was_reached,
 };
 use client::{Client, Config, Pair, TLS12, TLS13};
 
@@ -237,7 +237,8 @@ fn a_header_with_the_client_comes_before_tls() {
 #[test]
 fn files_that_do_not_belong_together_are_named_at_the_start() {
     let (pair, other) = (Pair::new(&["a.test"]), Pair::new(&["a.test"]));
-    let arguments = ["forward", "-l", "127.0.0.1:0", "-r", "127.0.0.1:9"];
+    let target = refusing().to_string();
+    let arguments = ["forward", "-l", "127.0.0.1:0", "-r", &target];
     let [_, certificate, _, _] = pair.arguments();
     let [_, _, _, key] = other.arguments();
     let stderr = refused_to_start(&[&arguments[..], &["--tls-cert", certificate, "--tls-key", key]].concat());
