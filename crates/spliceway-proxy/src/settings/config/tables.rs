@@ -329,8 +329,8 @@ tables! {
         accept_proxy: Value<AcceptProxy> => CLIENTS.takes("VERSION").rare().requires("proxy-from");
         /// Network of the load balancers that may send PROXY headers. May be repeated
         proxy_from: List<Network> => CLIENTS.takes("CIDR").rare().requires("accept-proxy");
-        /// Certificate with its chain, in PEM. Clients then speak TLS. May be repeated: the name that
-        /// a client states chooses, and the first one is for all others
+        /// Certificate with its chain, in PEM. Clients then speak TLS. May be repeated: the name
+        /// that a client states selects one, and the first one is for all others
         tls_cert: List<File> => TLS.takes("FILE").requires("tls-key");
         /// Private key of the certificate, in PEM. The n-th key belongs to the n-th certificate
         tls_key: List<File> => TLS.takes("FILE").requires("tls-cert");
