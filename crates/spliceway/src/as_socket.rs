@@ -60,6 +60,8 @@ use tokio::net::UnixStream;
 pub trait AsSocket {
     /// Returns the socket below the stream, if the bytes of the stream are the bytes of the socket,
     /// in the same order. If the stream encrypts, counts or buffers bytes, this must return `None`.
+    /// A TLS stream is therefore copied: the kernel would pass its encrypted records on. The
+    /// example `terminate_tls` serves plain clients and TLS clients on one port.
     ///
     /// A relay calls this method before each poll. If it returns a socket at first and `None`
     /// later, the relay fails.

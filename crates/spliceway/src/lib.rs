@@ -42,7 +42,7 @@
 //! - [`PipePool`] lends pipes within [`Limits`].
 //! - `upgraded`, with the feature `hyper`, finds the socket below an upgraded connection.
 //!
-//! The repository has examples: `simple_forward`, `plain_or_tls`, `half_close`, `live_stats`,
+//! The repository has examples: `simple_forward`, `terminate_tls`, `half_close`, `live_stats`,
 //! `own_pool`, `rate_limited`, `socks_handshake_prefix` and `hyper_connect`.
 //!
 //! # What is spliced
