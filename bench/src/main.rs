@@ -17,6 +17,7 @@ mod relay;
 mod results;
 mod servers;
 mod site;
+mod tls;
 mod validate;
 
 use std::io;
@@ -45,6 +46,8 @@ enum Cli {
     Validate,
     /// Runs saturation tests on loopback.
     Lab(lab::Options),
+    /// Compares programs that terminate TLS or originate it.
+    Tls(tls::Options),
     /// Runs a relay, for the loads above.
     #[command(hide = true)]
     Relay {
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Cli::Report(options) => page::run(&options),
         Cli::Validate => validate::run(),
         Cli::Lab(options) => lab::run(&options),
+        Cli::Tls(options) => tls::run(&options),
         Cli::Relay { kind, upstream, listen } => kind::serve(kind, listen, upstream),
     };
     match outcome {

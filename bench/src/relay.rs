@@ -3,6 +3,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -52,10 +53,9 @@ impl Relay {
             });
         }
         if let Some(server) = kind.server() {
-            let files = Folder::new()?;
-            let port = reserve_port(listen)?;
-            let command = server.command(port.1, upstream, files.path())?;
-            return Self::start_listening(kind.name(), &command, port, Some(files));
+            return Self::start_program(kind.name(), listen, |address, folder| {
+                server.command(address, upstream, folder)
+            });
         }
         let (build, kind) = match kind {
             Kind::Before => (kind::build_before().ok_or(io::ErrorKind::NotFound)?, Kind::Spliceway),
@@ -78,15 +78,17 @@ impl Relay {
         })
     }
 
-    /// Starts `command` on the relay's core, and waits until it listens.
-    fn start_listening(
+    /// Starts a program on the relay's core, and waits until it listens. `command` gets the address
+    /// for clients and a folder for files.
+    pub(crate) fn start_program(
         name: &str,
-        command: &Command,
-        (port, address): (Socket, SocketAddr),
-        files: Option<Folder>,
+        listen: IpAddr,
+        command: impl FnOnce(SocketAddr, &Path) -> io::Result<Command>,
     ) -> io::Result<Self> {
-        let mut pinned = servers::on_core(RELAY_CORE, command);
-        let mut process = Process::spawn(pinned.stdout(Stdio::null()).stderr(Stdio::null()), OWN, files)?;
+        let files = Folder::new()?;
+        let (port, address) = reserve_port(listen)?;
+        let mut pinned = servers::on_core(RELAY_CORE, &command(address, files.path())?);
+        let mut process = Process::spawn(pinned.stdout(Stdio::null()).stderr(Stdio::null()), OWN, Some(files))?;
         let patience = Instant::now() + Duration::from_secs(20);
         while !machine::is_listening(address.port())? {
             if let Some(status) = process.child.try_wait()? {

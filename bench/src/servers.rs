@@ -71,7 +71,7 @@ impl Server {
 impl Server {
     /// Returns the path of spliceway's program, which `cargo xtask bench` builds in this program's
     /// folder.
-    fn spliceway(self) -> io::Result<PathBuf> {
+    pub(crate) fn spliceway(self) -> io::Result<PathBuf> {
         let bench = match self {
             Self::SplicewayBefore => build_before().ok_or(io::ErrorKind::NotFound)?,
             _ => env::current_exe()?,
@@ -166,7 +166,7 @@ stream {{
 
 /// Returns the line that loads the `stream` module. Debian's nginx needs it, because the module is
 /// not built in. The line is empty for other builds.
-fn nginx_module() -> io::Result<String> {
+pub(crate) fn nginx_module() -> io::Result<String> {
     let said = Command::new("nginx").arg("-V").output()?.stderr;
     let said = String::from_utf8_lossy(&said);
     if !said.contains("--with-stream=dynamic") {

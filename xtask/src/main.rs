@@ -108,7 +108,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        purpose: "measures spliceway and its peers: `field`, `lab`, `validate`, `report`; see `bench --help`",
+        purpose: "measures spliceway and its peers: `field`, `lab`, `tls`, `validate`, `report`; see `bench --help`",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
             step("cargo run --release --package spliceway-bench --features peers -- …"),
