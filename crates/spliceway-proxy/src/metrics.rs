@@ -33,7 +33,7 @@ use crate::reach::balance::Balancer;
 use crate::tls::server::Terminator;
 use connect_times::ConnectTimes;
 pub(crate) use exposition::Exposition;
-pub(crate) use process::Process;
+pub(crate) use process::ProcessMetrics;
 use samples::Labels;
 pub(crate) use samples::Samples;
 pub(crate) use series::BEGUN;
@@ -143,12 +143,12 @@ impl Metrics {
     }
 
     /// Asks the kernel about this process, for [`Self::text`]. The call may block.
-    pub(crate) fn process(&self) -> Process {
-        Process::read(self.started)
+    pub(crate) fn process(&self) -> ProcessMetrics {
+        ProcessMetrics::read(self.started)
     }
 
     /// Returns the current metrics in the OpenMetrics text format.
-    pub(crate) async fn text(&self, process: Process) -> Result<String, fmt::Error> {
+    pub(crate) async fn text(&self, process: ProcessMetrics) -> Result<String, fmt::Error> {
         let mut own = Registry::with_prefix(PREFIX);
         own.register_collector(Box::new(self.now().await));
         let mut text = String::new();
@@ -302,7 +302,7 @@ mod tests {
         now.continue_from(&before.totals().await.unwrap());
         // The text of an older process changes nothing.
         now.continue_from("# TYPE a counter\na_total 1\n");
-        let text = now.text(Process::default()).await.unwrap();
+        let text = now.text(ProcessMetrics::default()).await.unwrap();
         for line in [
             r#"spliceway_connections_active{service="here"} 0"#,
             r#"spliceway_connections_total{service="here",end="idle"} 2"#,

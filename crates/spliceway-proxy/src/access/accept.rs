@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::access::admission::{Admission, Permit};
+use crate::access::admission::{Admission, SessionPermit};
 use crate::kit::errno;
 use crate::log::LogThrottle;
 use crate::net::listener::{Accepted, Listener};
@@ -38,7 +38,7 @@ pub(crate) async fn accept(
     admission: &Arc<Admission>,
     failed: &impl Fn(&'static str),
     stop: impl Future<Output = ()>,
-    mut serve: impl FnMut(Accepted, Permit),
+    mut serve: impl FnMut(Accepted, SessionPermit),
 ) {
     let mut stop = std::pin::pin!(stop);
     let mut shortage = Shortage::default();
@@ -131,26 +131,26 @@ impl Shortage {
     }
 }
 
-/// Waits for the next client and a place for it. Cancel safe.
+/// Waits for the next client and a permit for it. Cancel safe.
 ///
-/// A client leaves the backlog only if there is a place for it. A listener that waits for a
-/// client holds no place.
-async fn next(listener: &Listener, admission: &Arc<Admission>) -> (io::Result<Accepted>, Permit) {
+/// A client leaves the backlog only if there is a permit for it. A listener that waits for a
+/// client holds no permit.
+async fn next(listener: &Listener, admission: &Arc<Admission>) -> (io::Result<Accepted>, SessionPermit) {
     loop {
-        let mut place = Some(admission.admit().await);
+        let mut permit = Some(admission.admit().await);
         let look = poll_fn(|cx| {
-            if place.is_none() {
-                // An earlier poll found no client and gave the place back.
+            if permit.is_none() {
+                // An earlier poll found no client and gave the permit back.
                 return Poll::Ready(None);
             }
             let looked = listener.poll_accept(cx).map(Some);
             if looked.is_pending() {
-                place = None;
+                permit = None;
             }
             looked
         });
-        if let (Some(accepted), Some(place)) = (look.await, place) {
-            return (accepted, place);
+        if let (Some(accepted), Some(permit)) = (look.await, permit) {
+            return (accepted, permit);
         }
     }
 }
@@ -184,7 +184,7 @@ mod tests {
     fn run(
         listener: Listener,
         admission: &Arc<Admission>,
-    ) -> (mpsc::UnboundedReceiver<(Accepted, Permit)>, oneshot::Sender<()>) {
+    ) -> (mpsc::UnboundedReceiver<(Accepted, SessionPermit)>, oneshot::Sender<()>) {
         let ((clients, accepted), (stop, stopped)) = (mpsc::unbounded_channel(), oneshot::channel());
         let admission = Arc::clone(admission);
         tokio::spawn(async move {
@@ -221,7 +221,7 @@ mod tests {
     async fn at_the_limit_a_listener_stops_immediately() {
         let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 1, None));
         let address = listener.local_addr().unwrap();
-        let _place = admission.admit().await;
+        let _permit = admission.admit().await;
         let (mut accepted, stop) = run(listener, &admission);
         let _waits = TcpStream::connect(address).await.unwrap();
         stop.send(()).unwrap();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_listeners_do_not_hold_places() {
+    async fn idle_listeners_do_not_hold_permits() {
         let admission = Admission::new("sessions", 1, None);
         let idle = run(one("127.0.0.1:0").await, &admission);
         let listener = one("127.0.0.1:0").await;

@@ -29,7 +29,7 @@ pub(crate) struct Admission {
     what: &'static str,
     max: AtomicUsize,
     free: Semaphore,
-    /// The places above the limit that sessions still occupy, after the limit was lowered.
+    /// The permits above the limit that sessions still hold, after the limit was lowered.
     owed: AtomicUsize,
     waits: AtomicU64,
     throttle: Mutex<LogThrottle>,
@@ -46,11 +46,11 @@ pub(crate) struct Admission {
     ports: AtomicUsize,
 }
 
-/// A session's places within the limit. Dropping the permit returns them.
+/// What a session holds of the limits. Dropping it gives everything back.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct SessionPermit {
     admission: Arc<Admission>,
-    places: u32,
+    permits: u32,
     /// Whether the session is one of `forward --udp`.
     is_of_datagrams: bool,
     /// The ports of its sockets for datagrams.
@@ -159,7 +159,7 @@ impl Admission {
         let max = max.clamp(1, Semaphore::MAX_PERMITS);
         let before = self.max.swap(max, Ordering::Relaxed);
         if max >= before {
-            self.free_places(max - before);
+            self.free_permits(max - before);
         } else {
             let missing = before - max;
             let taken = self.free.forget_permits(missing);
@@ -170,60 +170,59 @@ impl Admission {
     }
 
     /// Changes the limit on sessions of `forward --udp`, and the limit on ports of all sessions of
-    /// datagrams. Anybody can forge clients of `forward --udp`, so they must not take the places of
-    /// other services.
+    /// datagrams. Anybody can forge clients of `forward --udp`, so they must not take the permits
+    /// of other services.
     pub(crate) fn limit_datagrams(&self, max: usize, max_ports: usize) {
         self.max_datagrams.store(max, Ordering::Relaxed);
         self.max_ports.store(max_ports, Ordering::Relaxed);
     }
 
-    /// Returns places, first those that are above the limit.
-    fn free_places(&self, places: usize) {
-        let pay = |owed: usize| Some(owed.saturating_sub(places));
+    /// Gives permits back, first those that are above the limit.
+    fn free_permits(&self, permits: usize) {
+        let pay = |owed: usize| Some(owed.saturating_sub(permits));
         let owed = self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
-        let paid = owed.unwrap_or(0).min(places);
-        self.free.add_permits(places - paid);
+        let paid = owed.unwrap_or(0).min(permits);
+        self.free.add_permits(permits - paid);
     }
 
-    /// Waits for a place. Waiters get their places in order.
+    /// Waits for a permit. Waiters get their permits in order.
     ///
-    /// Cancel safe: a dropped waiter does not occupy a place.
-    pub(super) async fn admit(self: &Arc<Self>) -> Permit {
-        let place = match self.free.try_acquire() {
-            Ok(place) => place,
+    /// Cancel safe: a dropped waiter does not hold a permit.
+    pub(super) async fn admit(self: &Arc<Self>) -> SessionPermit {
+        let permit = match self.free.try_acquire() {
+            Ok(permit) => permit,
             Err(_) => {
                 self.full(Instant::now());
                 self.free.acquire().await.expect("the semaphore is never closed")
             }
         };
-        // The permit returns the place when it is dropped.
-        place.forget();
+        // `SessionPermit` gives it back when it is dropped.
+        permit.forget();
         self.permit()
     }
 
-    /// Returns a place for a session of `forward --udp`, if one is free. Nobody waits for it, so
+    /// Returns a permit for a session of `forward --udp`, if one is free. Nobody waits for it, so
     /// this is no wait.
     ///
     /// # Errors
     /// Returns the limit that is reached.
-    pub(crate) fn try_admit_datagrams(self: &Arc<Self>) -> Result<Permit, usize> {
+    pub(crate) fn try_admit_datagrams(self: &Arc<Self>) -> Result<SessionPermit, usize> {
         let max = self.max_datagrams.load(Ordering::Relaxed);
         if !count(&self.datagrams, 1, max) {
             return Err(max);
         }
-        let mut permit = self.unplaced();
+        let mut permit = self.empty_permit();
         permit.is_of_datagrams = true;
         permit.takes_ports(1)?;
-        let place = self.free.try_acquire().map_err(|_| self.max())?;
-        place.forget();
-        permit.places = 1;
+        self.free.try_acquire().map_err(|_| self.max())?.forget();
+        permit.permits = 1;
         Ok(permit)
     }
 
-    /// Returns a place for a session that runs already, even above the limit.
-    pub(crate) fn readmit(self: &Arc<Self>) -> Permit {
+    /// Returns a permit for a session that runs already, even above the limit.
+    pub(crate) fn readmit(self: &Arc<Self>) -> SessionPermit {
         match self.free.try_acquire() {
-            Ok(place) => place.forget(),
+            Ok(permit) => permit.forget(),
             Err(_) => {
                 self.owed.fetch_add(1, Ordering::Relaxed);
             }
@@ -231,18 +230,18 @@ impl Admission {
         self.permit()
     }
 
-    /// Returns the permit for a place that is taken.
-    fn permit(self: &Arc<Self>) -> Permit {
-        let mut permit = self.unplaced();
-        permit.places = 1;
+    /// Returns what a session holds that has taken one permit of the semaphore.
+    fn permit(self: &Arc<Self>) -> SessionPermit {
+        let mut permit = self.empty_permit();
+        permit.permits = 1;
         permit
     }
 
-    /// Returns a permit without a place.
-    fn unplaced(self: &Arc<Self>) -> Permit {
-        Permit {
+    /// Returns what a session holds before it has taken a permit of the semaphore.
+    fn empty_permit(self: &Arc<Self>) -> SessionPermit {
+        SessionPermit {
             admission: Arc::clone(self),
-            places: 0,
+            permits: 0,
             is_of_datagrams: false,
             ports: 0,
             client: None,
@@ -266,30 +265,30 @@ impl Admission {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of occupied places.
+    /// Returns the number of permits that sessions hold.
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
         self.max() + self.owed.load(Ordering::Relaxed) - self.free.available_permits()
     }
 
-    /// Returns how many times a listener has had to wait for a place.
+    /// Returns how many times a listener has had to wait for a permit.
     pub(crate) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
 }
 
-impl Permit {
-    /// Acquires what an association needs: one more place, for twice the descriptors of a session,
-    /// and ports. Returns `false` if no place or no port is left.
+impl SessionPermit {
+    /// Acquires what an association needs: one more permit, for twice the descriptors of a session,
+    /// and ports. Returns `false` if no permit or no port is left.
     pub(crate) fn widen(&mut self) -> bool {
         if self.takes_ports(PORTS_OF_ASSOCIATION).is_err() {
             return false;
         }
-        let Ok(place) = self.admission.free.try_acquire() else {
+        let Ok(permit) = self.admission.free.try_acquire() else {
             return false;
         };
-        place.forget();
-        self.places += 1;
+        permit.forget();
+        self.permits += 1;
         true
     }
 
@@ -329,14 +328,14 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for SessionPermit {
     fn drop(&mut self) {
         self.uncount();
         if self.is_of_datagrams {
             self.admission.datagrams.fetch_sub(1, Ordering::Relaxed);
         }
         self.admission.ports.fetch_sub(self.ports, Ordering::Relaxed);
-        self.admission.free_places(self.places as usize);
+        self.admission.free_permits(self.permits as usize);
     }
 }
 
@@ -350,11 +349,11 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Returns a permit for a place that must be free.
-    fn admitted(admission: &Arc<Admission>) -> Permit {
+    /// Returns a permit, which must be free.
+    fn admitted(admission: &Arc<Admission>) -> SessionPermit {
         match poll(pin!(admission.admit())) {
             Poll::Ready(permit) => permit,
-            Poll::Pending => panic!("no place: {admission:?}"),
+            Poll::Pending => panic!("no permit: {admission:?}"),
         }
     }
 
@@ -374,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_waiter_does_not_occupy_a_place() {
+    fn a_dropped_waiter_does_not_hold_a_permit() {
         let admission = Admission::new("sessions", 1, None);
         let first = admitted(&admission);
         {
             let mut second = pin!(admission.admit());
             assert!(poll(second.as_mut()).is_pending());
             drop(first);
-            // The second waiter has received the place and is dropped here.
+            // The second waiter has received the permit and is dropped here.
         }
         assert_eq!(admission.taken(), 0);
         drop(admitted(&admission));
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_may_take_a_second_place_and_returns_both() {
+    fn a_session_may_take_a_second_permit_and_returns_both() {
         let admission = Admission::new("sessions", 3, None);
         let (mut first, mut second) = (admitted(&admission), admitted(&admission));
         assert!(first.widen() && !second.widen());
@@ -408,7 +407,7 @@ mod tests {
         let third = admitted(&admission);
         drop(datagrams);
         let others = [(); 2].map(|()| admitted(&admission));
-        assert_eq!(admission.try_admit_datagrams().unwrap_err(), 3, "no place is left");
+        assert_eq!(admission.try_admit_datagrams().unwrap_err(), 3, "no permit is left");
         drop((third, others));
         let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
         assert_eq!(admission.taken(), datagrams.len());
@@ -450,7 +449,7 @@ mod tests {
         let mut fifth = pin!(admission.admit());
         assert!(poll(fifth.as_mut()).is_pending());
         drop(permits);
-        assert_eq!(admission.taken(), 1, "the waiter has its place");
+        assert_eq!(admission.taken(), 1, "the waiter has its permit");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::access::accept::accept;
-use crate::access::admission::{Admission, Permit};
+use crate::access::admission::{Admission, SessionPermit};
 use crate::net::listener::{Accepted, Listener};
 
 /// Whether this process accepts clients. The listeners stay open either way.
@@ -36,7 +36,7 @@ impl Gate {
         admission: &Arc<Admission>,
         failed: &impl Fn(&'static str),
         stop: impl Future<Output = ()>,
-        mut serve: impl FnMut(Accepted, Permit),
+        mut serve: impl FnMut(Accepted, SessionPermit),
     ) {
         let (mut stop, mut changes) = (std::pin::pin!(stop), self.0.subscribe());
         loop {
@@ -83,7 +83,7 @@ mod tests {
             let gate = gate.clone();
             async move {
                 let stop = async { drop(stopped.await) };
-                let serve = |client: Accepted, _: Permit| drop(accepted.send(client));
+                let serve = |client: Accepted, _: SessionPermit| drop(accepted.send(client));
                 gate.accept(&listener, &admission, &|_| {}, stop, serve).await;
             }
         });

@@ -56,7 +56,7 @@ pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
 }
 
 /// Returns how many of `max` sessions may be sessions of `forward --udp`. Anybody can forge such
-/// clients, so half of the places is for the sessions of other services, if there are any.
+/// clients, so half of the permits is for the sessions of other services, if there are any.
 pub(crate) fn datagram_sessions(max: usize, has_other_services: bool) -> usize {
     let half = if has_other_services { max / 2 } else { max };
     half.max(1)
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_leave_places_and_ports_to_others() {
+    fn datagrams_leave_permits_and_ports_to_others() {
         assert_eq!((datagram_sessions(10, false), datagram_sessions(10, true)), (10, 5));
         assert_eq!((datagram_sessions(1, true), datagram_sessions(0, false)), (1, 1));
         assert!((1..1 << 16).contains(&datagram_ports()));

@@ -45,7 +45,7 @@ refusals! {
         SessionsOfClient = "max_conns_per_ip",
         /// The client has reached its limit on running dials.
         DialsOfClient = "max_dials_per_ip",
-        /// The session needs a second place, and no place is left.
+        /// The session needs a second permit, and none is left.
         Sessions = "max_conns",
         /// The user has reached the limit on sessions.
         SessionsOfUser = "user_max_conns",

@@ -34,7 +34,7 @@ const GAUGES: [(&str, &str, Option<Unit>); 5] = [
 
 /// What the kernel says about this process. A value that it does not say has no series.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Process {
+pub(crate) struct ProcessMetrics {
     cpu_seconds: f64,
     /// The values of [`GAUGES`].
     gauges: [Option<f64>; GAUGES.len()],
@@ -44,7 +44,7 @@ pub(crate) struct Process {
     clippy::cast_precision_loss,
     reason = "counts, sizes and years of nanoseconds have 53 bits"
 )]
-impl Process {
+impl ProcessMetrics {
     /// Asks the kernel. This may take milliseconds in a process with many descriptors, if the
     /// kernel is older than 6.2.
     pub(super) fn read(started: SystemTime) -> Self {
@@ -84,7 +84,7 @@ fn open_descriptors() -> Option<u64> {
     Some((fs::read_dir(FOLDER).ok()?.count() as u64).saturating_sub(1))
 }
 
-impl Collector for Process {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Processor time of the process, in user space and in the kernel";
         encoder

@@ -19,15 +19,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::access::admission::{Admission, Permit};
+use crate::access::admission::{Admission, SessionPermit};
 use crate::kit::client_key::ClientKey;
 use crate::kit::clock;
 use crate::net::listener::{Accepted, Listener};
 use crate::session::Process;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
-/// replaces another one ([`Seats`]). While a client floods the listener, a probe from the same
-/// address must send its head before this many newer connections are accepted.
+/// replaces another one ([`OpenConnections`]). While a client floods the listener, a probe from the
+/// same address must send its head before this many newer connections are accepted.
 const CONNECTIONS_MAX: usize = 64;
 /// The longest request head. Scrapers and probes send one line and a few fields.
 const HEAD_MAX_BYTES: usize = 16 << 10;
@@ -53,20 +53,20 @@ pub(super) trait Answers: Send + Sync + 'static {
 ///
 /// While another process takes over, clients wait in the backlog, or are answered there.
 pub(super) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, process: Arc<Process>) {
-    // There is one more permit than seats, for a connection that has lost its seat and is not
+    // One permit more than the limit is for a connection that has been replaced and is not
     // closed yet.
     let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
-    let seats = Arc::new(Seats::default());
-    let serve = |accepted: Accepted, permit: Permit| {
+    let open = Arc::new(OpenConnections::default());
+    let serve = |accepted: Accepted, permit: SessionPermit| {
         let client = accepted.peer.map(|peer| ClientKey::from(peer.ip()));
-        let seat = Seats::enter(&seats, client);
+        let connection = OpenConnections::enter(&open, client);
         let answers = Arc::clone(&answers);
-        let number = seat.number;
+        let number = connection.number;
         let connection = tokio::spawn(async move {
-            answer_one(accepted.stream, &*answers, &seat).await;
-            drop((seat, permit));
+            answer_one(accepted.stream, &*answers, &connection).await;
+            drop((connection, permit));
         });
-        seats.may_close(number, connection.abort_handle());
+        open.may_close(number, connection.abort_handle());
     };
     let failed = |errno| process.metrics.accept_failed(errno);
     let gate = &process.gate;
@@ -75,7 +75,7 @@ pub(super) async fn serve(listener: Arc<Listener>, answers: Arc<impl Answers>, p
 }
 
 /// Answers one request within the deadline. The connection is then closed.
-async fn answer_one<S, A>(mut stream: S, answers: &A, seat: &Seat)
+async fn answer_one<S, A>(mut stream: S, answers: &A, connection: &OpenConnection)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     A: Answers,
@@ -93,7 +93,7 @@ where
         return;
     }
     let answer = service_fn(|request: Request<Incoming>| {
-        seat.has_head.store(true, Ordering::Relaxed);
+        connection.has_head.store(true, Ordering::Relaxed);
         async { Ok::<_, Infallible>(answers.answer(request).await) }
     });
     let connection = http1::Builder::new()
@@ -106,14 +106,13 @@ where
     let _ = timeout(A::DEADLINE, connection).await;
 }
 
-/// The open connections. If no seat is left for a new connection, another connection loses its
-/// seat.
+/// The open connections. At the limit, a new connection replaces another one.
 ///
 /// The client with the most connections loses one of them, so that a flood closes no connection of
 /// a client with few. It is the oldest one that has not sent its whole request head, or else the
 /// oldest.
 #[derive(Default)]
-struct Seats(Mutex<Taken>);
+struct OpenConnections(Mutex<Taken>);
 
 #[derive(Default)]
 struct Taken {
@@ -129,16 +128,16 @@ struct Connection {
     task: Option<AbortHandle>,
 }
 
-/// The seat of one connection. Dropping it frees the seat.
-struct Seat {
+/// One connection in [`OpenConnections`]. Dropping it removes the connection.
+struct OpenConnection {
     number: u64,
     has_head: Arc<AtomicBool>,
-    seats: Arc<Seats>,
+    open: Arc<OpenConnections>,
 }
 
-impl Seats {
-    fn enter(seats: &Arc<Self>, client: Option<ClientKey>) -> Seat {
-        let mut taken = seats.0.lock();
+impl OpenConnections {
+    fn enter(open: &Arc<Self>, client: Option<ClientKey>) -> OpenConnection {
+        let mut taken = open.0.lock();
         if taken.connections.len() >= CONNECTIONS_MAX {
             taken.close_one();
         }
@@ -150,14 +149,14 @@ impl Seats {
             task: None,
         };
         taken.connections.insert(number, connection);
-        Seat {
+        OpenConnection {
             number,
             has_head,
-            seats: Arc::clone(seats),
+            open: Arc::clone(open),
         }
     }
 
-    /// Records the task of connection `number`, if the connection still has its seat.
+    /// Records the task of connection `number`, if the connection is still open.
     fn may_close(&self, number: u64, task: AbortHandle) {
         if let Some(connection) = self.0.lock().connections.get_mut(&number) {
             connection.task = Some(task);
@@ -183,9 +182,9 @@ impl Taken {
     }
 }
 
-impl Drop for Seat {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.seats.0.lock().connections.remove(&self.number);
+        self.open.0.lock().connections.remove(&self.number);
     }
 }
 
@@ -228,13 +227,13 @@ mod tests {
         }
     }
 
-    /// Returns how long a client keeps its seat if it sends `sent` and never reads. The connection
-    /// buffers 64 bytes.
+    /// Returns how long a client keeps its connection if it sends `sent` and never reads. The
+    /// connection buffers 64 bytes.
     async fn held_by(sent: &[u8]) -> Duration {
-        let seat = Seats::enter(&Arc::default(), None);
+        let connection = OpenConnections::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(64);
         let started = Instant::now();
-        let mut answered = pin!(answer_one(stream, &Example, &seat));
+        let mut answered = pin!(answer_one(stream, &Example, &connection));
         tokio::select! {
             () = &mut answered => {}
             written = client.write_all(sent) => {
@@ -255,13 +254,13 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_ends_the_connection() {
-        let seat = Seats::enter(&Arc::default(), None);
+        let connection = OpenConnections::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(1 << 20);
         client
             .write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             .await
             .unwrap();
-        answer_one(stream, &Example, &seat).await;
+        answer_one(stream, &Example, &connection).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.contains("connection: close\r\n"), "{answer}");
@@ -283,47 +282,49 @@ mod tests {
             }
         }
 
-        let seat = Seats::enter(&Arc::default(), None);
+        let connection = OpenConnections::enter(&Arc::default(), None);
         let (mut client, stream) = duplex(1 << 20);
         client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         client.shutdown().await.unwrap();
-        answer_one(stream, &Late, &seat).await;
+        answer_one(stream, &Late, &connection).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("late\n"), "{answer:?}");
     }
 
-    fn numbers(seats: &Arc<Seats>) -> Vec<u64> {
-        seats.0.lock().connections.keys().copied().collect()
+    fn numbers(open: &Arc<OpenConnections>) -> Vec<u64> {
+        open.0.lock().connections.keys().copied().collect()
     }
 
     #[test]
-    fn the_oldest_without_a_head_loses_its_place_then_the_oldest() {
-        let seats = Arc::default();
-        let mut taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| Seats::enter(&seats, None)).collect();
-        for seat in taken.iter().filter(|seat| seat.number != 5) {
-            seat.has_head.store(true, Ordering::Relaxed);
+    fn the_oldest_without_a_head_is_replaced_then_the_oldest() {
+        let open = Arc::default();
+        let mut taken: Vec<_> = (0..CONNECTIONS_MAX)
+            .map(|_| OpenConnections::enter(&open, None))
+            .collect();
+        for connection in taken.iter().filter(|connection| connection.number != 5) {
+            connection.has_head.store(true, Ordering::Relaxed);
         }
-        taken.push(Seats::enter(&seats, None));
+        taken.push(OpenConnections::enter(&open, None));
         taken.last().unwrap().has_head.store(true, Ordering::Relaxed);
-        assert!(!numbers(&seats).contains(&5));
-        taken.push(Seats::enter(&seats, None));
-        assert_eq!(numbers(&seats)[..2], [1, 2]);
-        assert_eq!(numbers(&seats).len(), CONNECTIONS_MAX);
+        assert!(!numbers(&open).contains(&5));
+        taken.push(OpenConnections::enter(&open, None));
+        assert_eq!(numbers(&open)[..2], [1, 2]);
+        assert_eq!(numbers(&open).len(), CONNECTIONS_MAX);
         drop(taken);
-        assert_eq!(numbers(&seats), [0; 0]);
+        assert_eq!(numbers(&open), [0; 0]);
     }
 
     #[test]
     fn a_flood_from_a_few_addresses_closes_no_connection_of_a_client_with_one() {
         let client = |last| Some(ClientKey::from(IpAddr::from([127, 0, 0, last])));
-        let seats = Arc::default();
-        let honest = Seats::enter(&seats, client(9));
+        let open = Arc::default();
+        let honest = OpenConnections::enter(&open, client(9));
         let flood: Vec<_> = (0..1000_u16)
-            .map(|n| Seats::enter(&seats, client(n.to_le_bytes()[0] % 4)))
+            .map(|n| OpenConnections::enter(&open, client(n.to_le_bytes()[0] % 4)))
             .collect();
-        assert!(numbers(&seats).contains(&honest.number));
-        assert_eq!(numbers(&seats).len(), CONNECTIONS_MAX);
+        assert!(numbers(&open).contains(&honest.number));
+        assert_eq!(numbers(&open).len(), CONNECTIONS_MAX);
         drop((honest, flood));
     }
 }

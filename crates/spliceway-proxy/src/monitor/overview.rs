@@ -347,9 +347,9 @@ fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<api::Fallback> {
     let counts = Reason::ALL
         .into_iter()
         .enumerate()
-        .map(|(place, reason)| api::Fallback {
+        .map(|(index, reason)| api::Fallback {
             reason: reason.to_string(),
-            count: totals.values().map(|totals| totals.fallbacks[place]).sum(),
+            count: totals.values().map(|totals| totals.fallbacks[index]).sum(),
         });
     counts.collect()
 }

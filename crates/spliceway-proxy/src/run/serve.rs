@@ -334,7 +334,7 @@ mod tests {
                 run(settings.unwrap(), source, None, 1000, &health).await
             }
         });
-        // This session uses the only place, and the program logs this.
+        // This session uses the only permit, and the program logs this.
         let session = reach(&clients, &running).await;
         let listener = format!("the socks5 listener on unix:{}", clients.display());
         assert_eq!(health.stopped().await, State::Failed(listener.as_str().into()));

@@ -9,7 +9,7 @@ use spliceway_protocol::address::Target;
 
 use super::facts::{HandoverState, Phase, Session, add};
 use super::service::Service;
-use crate::access::admission::Permit;
+use crate::access::admission::SessionPermit;
 use crate::access::datagram_counts::{DatagramStats, DatagramSummary};
 use crate::access::rates::SessionRates;
 use crate::kit::refusal::Refusal;
@@ -31,7 +31,7 @@ pub(crate) struct Guard {
     lease: Option<Lease>,
     /// Recognizes the connection to the target. Never read.
     own: Option<Box<OwnDial>>,
-    pub(super) permit: Permit,
+    pub(super) permit: SessionPermit,
 }
 
 /// What the traffic of the service counts, with its key there.
@@ -42,14 +42,14 @@ enum Counted {
 
 impl Guard {
     /// Begins a session.
-    pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: Permit) -> Self {
+    pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: SessionPermit) -> Self {
         service.traffic.session_began();
         let open = service.process.sessions.add(service.name, client);
         Self::hold(service, open, None, permit)
     }
 
     /// Continues a session that began in another process.
-    pub(super) fn arrived(service: Arc<Service>, session: Session, permit: Permit) -> Self {
+    pub(super) fn arrived(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
         service.traffic.session_arrived();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
@@ -64,7 +64,7 @@ impl Guard {
         service: Arc<Service>,
         (session, registered): (Arc<Session>, usize),
         lease: Option<Lease>,
-        permit: Permit,
+        permit: SessionPermit,
     ) -> Self {
         Self {
             service,
@@ -133,7 +133,7 @@ impl Guard {
         facts.connect = Some(time);
     }
 
-    /// Keeps the place with a backend until the session ends.
+    /// Keeps the lease of a backend until the session ends.
     pub(super) fn holds(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
@@ -143,7 +143,7 @@ impl Guard {
         self.own = own;
     }
 
-    /// Returns the place with a backend, if there is one.
+    /// Returns the lease of a backend, if there is one.
     pub(super) fn lease(&mut self) -> Option<&mut Lease> {
         self.lease.as_mut()
     }

@@ -15,7 +15,7 @@ use spliceway::RelaySummary;
 use super::facts::Session;
 use super::guard::Guard;
 use super::service::Service;
-use crate::access::admission::Permit;
+use crate::access::admission::SessionPermit;
 use crate::access::datagram_counts::DatagramSummary;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::log;
@@ -30,12 +30,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: Permit) -> Self {
+    pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: SessionPermit) -> Self {
         Guard::new(service, client, permit).into()
     }
 
     /// Returns the record of a session that began in another process.
-    pub(crate) fn arrived(service: Arc<Service>, session: Session, permit: Permit) -> Self {
+    pub(crate) fn arrived(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
         Guard::arrived(service, session, permit).into()
     }
 

@@ -22,7 +22,7 @@ use super::record::Record;
 use super::relay::{Ends, Relayed, relay};
 use super::service::Service;
 use super::udp::associate::Associated;
-use crate::access::admission::Permit;
+use crate::access::admission::SessionPermit;
 use crate::kit::alive::Alive;
 use crate::kit::outcome::Outcome;
 use crate::net::listener::Accepted;
@@ -33,8 +33,8 @@ pub(crate) struct Arrival {
     pub(crate) accepted: Accepted,
     /// The position of the listener's port in the port range.
     pub(crate) port_index: u16,
-    /// The session's place in the limit on sessions.
-    pub(crate) permit: Permit,
+    /// What the session holds of the limits.
+    pub(crate) permit: SessionPermit,
 }
 
 /// A session that has what its client asked for.

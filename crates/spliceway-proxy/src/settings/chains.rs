@@ -68,7 +68,7 @@ enum State {
     Done,
 }
 
-/// The key and the place of a target, and the names of the services in the loop.
+/// The key and the location of a target, and the names of the services in the loop.
 type Loop = (&'static str, Option<usize>, String);
 
 /// Follows all targets from `start`, without recursion: a file has room for 60,000 services.

@@ -17,7 +17,7 @@ use crate::settings::config::{self, Listen, Value};
 /// file of 16 MiB has room for 60,000 services.
 #[derive(Default)]
 pub(super) struct Distinct {
-    /// The place of each name.
+    /// The location of each name.
     names: HashMap<&'static str, Option<usize>>,
     /// The ranges of ports on each host, by their first port. They do not overlap. TCP and UDP have
     /// ports of their own.
@@ -48,12 +48,12 @@ impl Distinct {
     /// # Errors
     /// Returns an error if the name or an address is taken.
     pub(super) fn add(&mut self, service: &ServiceSettings, origin: &Origin) -> Result<(), Fault> {
-        let at = place(&service.config);
+        let at = location(&service.config);
         let index = self.names.len();
         match self.names.entry(service.name) {
             Entry::Vacant(entry) => drop(entry.insert(at)),
             Entry::Occupied(entry) => {
-                let (there, name) = (origin.place(*entry.get()), service.name);
+                let (there, name) = (origin.location(*entry.get()), service.name);
                 let problem =
                     format!("the service at {there} has the name `{name}` too: give each service its own name");
                 return Err(Fault::new(at, "name", problem));
@@ -62,7 +62,7 @@ impl Distinct {
         let all = service.config.listen.iter().flat_map(|list| list.iter());
         for listen in all {
             if let Some(other) = self.take(service.transport, listen, index) {
-                let (text, there) = (other.text(), origin.place(other.at()));
+                let (text, there) = (other.text(), origin.location(other.at()));
                 let problem = format!("the service at {there} listens on {text}: expected another address or port");
                 return Err(Fault::new(listen.at(), "listen", problem));
             }
@@ -129,8 +129,8 @@ impl Distinct {
     }
 }
 
-/// Returns the place of the name of a service, or of what names it.
-fn place(service: &config::Service) -> Option<usize> {
+/// Returns the location of the name of a service, or of what names it.
+fn location(service: &config::Service) -> Option<usize> {
     match (&service.name, &service.kind) {
         (Some(name), _) => name.at(),
         (None, kind) => kind.as_ref().and_then(Value::at),

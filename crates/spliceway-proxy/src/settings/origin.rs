@@ -46,7 +46,7 @@ fn as_keys(problem: &str) -> String {
 }
 
 impl Origin {
-    /// Returns the text for the operator, which names the flag or the place in a file.
+    /// Returns the text for the operator, which names the flag or the location in a file.
     pub(super) fn show(&self, fault: &Fault) -> String {
         let Fault { at, key, problem } = fault;
         match self {
@@ -57,25 +57,25 @@ impl Origin {
                 key => format!("--{}: {problem}", key.replace('_', "-")),
             },
             Self::Files(sources) => {
-                let place = sources.place(*at);
+                let location = sources.location(*at);
                 let problem = as_keys(problem);
                 match *key {
-                    "" => format!("{place}: {problem}"),
-                    key => format!("{place}: {key}: {problem}"),
+                    "" => format!("{location}: {problem}"),
+                    key => format!("{location}: {key}: {problem}"),
                 }
             }
         }
     }
 
-    /// Returns the place of a value.
-    pub(super) fn place(&self, at: Option<usize>) -> String {
+    /// Returns the location of a value.
+    pub(super) fn location(&self, at: Option<usize>) -> String {
         match self {
             Self::CommandLine => "the command line".to_owned(),
-            Self::Files(sources) => sources.place(at),
+            Self::Files(sources) => sources.location(at),
         }
     }
 
-    /// Returns the folder in which relative paths at this place begin. `None` means the working
+    /// Returns the folder in which relative paths at this location begin. `None` means the working
     /// directory.
     pub(super) fn folder_of(&self, at: Option<usize>) -> Option<PathBuf> {
         match self {

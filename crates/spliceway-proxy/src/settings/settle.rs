@@ -43,7 +43,7 @@ impl Source {
     /// Returns the settings as they are now. Files are read again, and user files too.
     ///
     /// # Errors
-    /// Returns the first fault, with its flag or its place in a file.
+    /// Returns the first fault, with its flag or its location in a file.
     pub(crate) fn settings(&self) -> Result<Settings, String> {
         match self {
             Self::CommandLine(config) => settle(config, &Origin::CommandLine),
@@ -58,7 +58,7 @@ impl Source {
 /// Checks `config`, which comes from `origin`, and reads the user files that it names.
 ///
 /// # Errors
-/// Returns the first fault, with its place.
+/// Returns the first fault, with its location.
 pub(crate) fn settle(config: &Config, origin: &Origin) -> Result<Settings, String> {
     let mut warnings = Vec::new();
     let settled = settings(config, origin, &mut warnings).map_err(|fault| origin.show(&fault))?;
@@ -80,9 +80,9 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     let mut lists = Lists::new(user);
     for table in service {
-        let place = table.span().start;
+        let location = table.span().start;
         let service = table.get_ref().clone().or(defaults);
-        let settled = settle_service(service, place, timeouts.connect(), origin, &mut lists, warnings)?;
+        let settled = settle_service(service, location, timeouts.connect(), origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
         services.push(settled);
     }
@@ -116,7 +116,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             format: log.format().into(),
             access: log.access.as_ref().map_or_else(
                 || log.access(),
-                |access| access.place(origin.folder_of(access.at()).as_deref()),
+                |access| access.destination(origin.folder_of(access.at()).as_deref()),
             ),
         },
         record_interval: unless_zero(log.record_interval()),
@@ -176,18 +176,18 @@ fn unless_zero(time: Duration) -> Option<Duration> {
 
 fn settle_service(
     service: config::Service,
-    place: usize,
+    location: usize,
     connect: Duration,
     origin: &Origin,
     lists: &mut Lists<'_>,
     warnings: &mut Vec<Fault>,
 ) -> Result<ServiceSettings, Fault> {
-    let kind = kind(&service, place)?;
+    let kind = kind(&service, location)?;
     let is_forward = matches!(kind, Kind::Forward(_));
     let has_fixed_targets = kind.has_fixed_targets();
     let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
     let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
-    let listen = listen.ok_or_else(|| Fault::new(Some(place), "listen", missing))?;
+    let listen = listen.ok_or_else(|| Fault::new(Some(location), "listen", missing))?;
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
     let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
@@ -317,8 +317,8 @@ fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fau
     Ok(())
 }
 
-fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
-    let missing = |key, expected: String| Fault::new(Some(place), key, format!("is missing: {expected}"));
+fn kind(service: &config::Service, location: usize) -> Result<Kind, Fault> {
+    let missing = |key, expected: String| Fault::new(Some(location), key, format!("is missing: {expected}"));
     let Some(kind) = service.kind.as_ref().map(Value::parsed) else {
         let kinds = Choice::<KindArg>::choices().join(", ");
         return Err(missing(

@@ -35,17 +35,17 @@ pub(super) fn user_limits(
         .filter_map(|service| service.users.as_ref())
         .flat_map(|users| users.names())
         .collect();
-    let (mut named, mut places) = (BTreeMap::new(), BTreeMap::new());
+    let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
     for table in tables {
-        let (place, table) = (table.span().start, table.get_ref());
-        let missing = || Fault::new(Some(place), "name", "is missing: expected the name of a user");
+        let (location, table) = (table.span().start, table.get_ref());
+        let missing = || Fault::new(Some(location), "name", "is missing: expected the name of a user");
         let name = table.name.as_ref().ok_or_else(missing)?;
         let at = name.at();
         let user = name.parsed();
-        match places.entry(user.clone()) {
+        match locations.entry(user.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(at)),
             Entry::Occupied(entry) => {
-                let there = origin.place(*entry.get());
+                let there = origin.location(*entry.get());
                 let problem = format!("the table at {there} has the limits of this user too: expected one of them");
                 return Err(Fault::new(at, "name", problem));
             }

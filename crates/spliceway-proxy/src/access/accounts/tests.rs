@@ -188,14 +188,14 @@ fn a_user_without_an_account_has_what_the_file_says() {
 }
 
 /// The accounts of one process in a hand-over, and its file.
-struct Process {
+struct TestProcess {
     accounts: Arc<Accounts>,
     session: Entered,
 }
 
 const MIB: u64 = 1 << 20;
 
-impl Process {
+impl TestProcess {
     fn new(path: &std::path::Path, id: u32, is_shared: bool, quota: u64) -> Self {
         let accounts = Arc::<Accounts>::default();
         accounts.set(&daily(quota));
@@ -215,37 +215,37 @@ impl Process {
         assert!(saved.is_none_or(|saved| saved.is_ok()));
     }
 
-    /// Moves bytes as a session does, in polls of at most 1 MiB. Returns how many, and whether the
+    /// Passes bytes as a session does, in polls of at most 1 MiB. Returns how many, and whether the
     /// quota is used up.
-    fn moves(&self, most: u64) -> (u64, bool) {
-        let (account, mut moved) = (self.session.account(), 0);
-        while moved < most && !account.is_used_up() {
+    fn pass(&self, most: u64) -> (u64, bool) {
+        let (account, mut passed) = (self.session.account(), 0);
+        while passed < most && !account.is_used_up() {
             if !account.has_share() {
                 drop(account.next_share());
                 break;
             }
-            account.count(MIB.min(most - moved));
-            moved += MIB.min(most - moved);
+            account.count(MIB.min(most - passed));
+            passed += MIB.min(most - passed);
         }
-        (moved, account.is_used_up())
+        (passed, account.is_used_up())
     }
 }
 
-/// Both processes of a hand-over move bytes until their sessions are cut. Returns the sum.
+/// Both processes of a hand-over pass bytes until their sessions are cut. Returns the sum.
 fn used_by_both(name: &str, quota: u64, rates: [u64; 2]) -> u64 {
     let path = std::env::temp_dir().join(format!("spliceway-shares-{name}-{}", std::process::id()));
-    let old = Process::new(&path, std::process::id(), false, quota);
-    let (mut moved, _) = old.moves(5 * MIB);
+    let old = TestProcess::new(&path, std::process::id(), false, quota);
+    let (mut passed, _) = old.pass(5 * MIB);
     old.share(true);
-    // Process 1 always lives.
-    let new = Process::new(&path, 1, true, quota);
+    // TestProcess 1 always lives.
+    let new = TestProcess::new(&path, 1, true, quota);
     let mut are_used_up = [false; 2];
     for round in 0.. {
-        assert!(round < 2000, "{moved} of {quota}: {are_used_up:?}");
-        for (place, process) in [&old, &new].into_iter().enumerate() {
-            let (bytes, is_used_up) = process.moves(rates[place]);
-            moved += bytes;
-            are_used_up[place] = is_used_up;
+        assert!(round < 2000, "{passed} of {quota}: {are_used_up:?}");
+        for (index, process) in [&old, &new].into_iter().enumerate() {
+            let (bytes, is_used_up) = process.pass(rates[index]);
+            passed += bytes;
+            are_used_up[index] = is_used_up;
             process.update();
         }
         if are_used_up == [true; 2] {
@@ -254,7 +254,7 @@ fn used_by_both(name: &str, quota: u64, rates: [u64; 2]) -> u64 {
     }
     assert_eq!(new.accounts.enter("ann").unwrap_err(), Refusal::Quota);
     drop(std::fs::remove_file(&path));
-    moved
+    passed
 }
 
 #[test]
@@ -266,45 +266,45 @@ fn both_processes_of_a_hand_over_use_one_quota_together() {
         ("new", [0, 300 * MIB]),
         ("slow", [7_000, 90 * MIB]),
     ] {
-        let moved = used_by_both(name, quota, rates);
+        let passed = used_by_both(name, quota, rates);
         let bounds = quota - (64 << 10)..quota + 2 * 2 * MIB;
-        assert!(bounds.contains(&moved), "{name}: {moved}");
+        assert!(bounds.contains(&passed), "{name}: {passed}");
     }
 }
 
 #[test]
 fn without_a_quota_no_session_waits_for_another_process() {
     let path = std::env::temp_dir().join(format!("spliceway-shares-none-{}", std::process::id()));
-    let old = Process::new(&path, std::process::id(), false, MIB);
+    let old = TestProcess::new(&path, std::process::id(), false, MIB);
     old.share(true);
-    let new = Process::new(&path, 1, true, MIB);
-    assert_eq!(new.moves(9 * MIB), (0, false));
+    let new = TestProcess::new(&path, 1, true, MIB);
+    assert_eq!(new.pass(9 * MIB), (0, false));
     // A reload removes the quota, and the keeper then does nothing.
     new.accounts.set(&every(limits(9, "")));
-    assert_eq!(new.moves(9 * MIB), (9 * MIB, false));
+    assert_eq!(new.pass(9 * MIB), (9 * MIB, false));
     drop(std::fs::remove_file(&path));
 }
 
 #[test]
 fn a_reset_during_a_hand_over_leaves_the_share_of_the_other_process() {
     let path = std::env::temp_dir().join(format!("spliceway-shares-reset-{}", std::process::id()));
-    let old = Process::new(&path, std::process::id(), false, 100 * MIB);
+    let old = TestProcess::new(&path, std::process::id(), false, 100 * MIB);
     old.share(true);
-    let new = Process::new(&path, 1, true, 100 * MIB);
+    let new = TestProcess::new(&path, 1, true, 100 * MIB);
     for _ in 0..3 {
-        let (_, is_used_up) = new.moves(100 * MIB);
+        let (_, is_used_up) = new.pass(100 * MIB);
         new.update();
         assert!(!is_used_up);
     }
     assert!(old.accounts.reset("ann"));
     old.update();
-    let mut moved = 0;
+    let mut passed = 0;
     for _ in 0..99 {
-        moved += old.moves(200 * MIB).0;
+        passed += old.pass(200 * MIB).0;
         old.update();
     }
-    moved += new.moves(200 * MIB).0;
-    assert!((100 * MIB - (64 << 10)..102 * MIB).contains(&moved), "{moved}");
+    passed += new.pass(200 * MIB).0;
+    assert!((100 * MIB - (64 << 10)..102 * MIB).contains(&passed), "{passed}");
     drop(std::fs::remove_file(&path));
 }
 
@@ -316,19 +316,19 @@ fn a_process_uses_the_whole_rest_when_the_other_one_has_ended() {
         .stdin(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let old = Process::new(&path, child.id(), false, quota);
-    assert_eq!(old.moves(30 * MIB), (30 * MIB, false));
+    let old = TestProcess::new(&path, child.id(), false, quota);
+    assert_eq!(old.pass(30 * MIB), (30 * MIB, false));
     old.share(true);
-    let new = Process::new(&path, std::process::id(), true, quota);
-    assert_eq!(new.moves(MIB).0, 0, "it has no share yet");
+    let new = TestProcess::new(&path, std::process::id(), true, quota);
+    assert_eq!(new.pass(MIB).0, 0, "it has no share yet");
     new.update();
-    assert_eq!(new.moves(30 * MIB).0, MIB);
+    assert_eq!(new.pass(30 * MIB).0, MIB);
     // The old process is killed, with a share.
     drop(old);
     drop(child.stdin.take());
     child.wait().unwrap();
     new.share(false);
     assert!(!new.accounts.are_shared());
-    assert_eq!(new.moves(quota), (69 * MIB, true));
+    assert_eq!(new.pass(quota), (69 * MIB, true));
     drop(std::fs::remove_file(&path));
 }

@@ -49,15 +49,15 @@ pub(crate) fn bytes(text: &str) -> Option<u64> {
 
 /// Returns `number` times `unit`, rounded down. `number` may have a decimal point.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
-    /// Further decimal places have no meaning. With this limit, no power of ten overflows.
-    const PLACES_MAX: usize = 9;
-    let (whole, places) = number.split_once('.').unwrap_or((number, "0"));
+    /// Further decimal digits have no meaning. With this limit, no power of ten overflows.
+    const DECIMALS_MAX: usize = 9;
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    if !digits(whole) || !digits(places) || places.len() > PLACES_MAX {
+    if !digits(whole) || !digits(decimals) || decimals.len() > DECIMALS_MAX {
         return None;
     }
     let whole = whole.parse::<u64>().ok()?.checked_mul(unit)?;
-    let parts = u128::from(places.parse::<u64>().ok()?) * u128::from(unit) / 10_u128.pow(places.len() as u32);
+    let parts = u128::from(decimals.parse::<u64>().ok()?) * u128::from(unit) / 10_u128.pow(decimals.len() as u32);
     whole.checked_add(u64::try_from(parts).ok()?)
 }
 

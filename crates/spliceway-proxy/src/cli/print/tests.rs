@@ -67,8 +67,8 @@ fn the_printed_file_means_what_the_command_line_means() {
     }
 }
 
-/// Returns the first place where `value` does not fit `schema`. It knows what the schema uses.
-fn misfit(schema: &Json, value: &Json, place: &str) -> Option<String> {
+/// Returns the first location where `value` does not fit `schema`. It knows what the schema uses.
+fn misfit(schema: &Json, value: &Json, location: &str) -> Option<String> {
     let object = schema.as_object().unwrap();
     for (rule, expected) in object {
         let fits = match rule.as_str() {
@@ -96,21 +96,21 @@ fn misfit(schema: &Json, value: &Json, place: &str) -> Option<String> {
                 .as_array()
                 .unwrap()
                 .iter()
-                .any(|one| misfit(one, value, place).is_none()),
+                .any(|one| misfit(one, value, location).is_none()),
             "items" => {
                 let mut all = value.as_array().into_iter().flatten();
-                if let Some(misfit) = all.find_map(|value| misfit(expected, value, place)) {
+                if let Some(misfit) = all.find_map(|value| misfit(expected, value, location)) {
                     return Some(misfit);
                 }
                 true
             }
             "properties" => {
                 for (key, value) in value.as_object().into_iter().flatten() {
-                    let place = format!("{place}.{key}");
+                    let location = format!("{location}.{key}");
                     let Some(expected) = expected.get(key) else {
-                        return Some(place);
+                        return Some(location);
                     };
-                    if let Some(misfit) = misfit(expected, value, &place) {
+                    if let Some(misfit) = misfit(expected, value, &location) {
                         return Some(misfit);
                     }
                 }
@@ -121,7 +121,7 @@ fn misfit(schema: &Json, value: &Json, place: &str) -> Option<String> {
             rule => panic!("the test does not know the rule {rule}"),
         };
         if !fits {
-            return Some(format!("{place}: {rule} {expected}"));
+            return Some(format!("{location}: {rule} {expected}"));
         }
     }
     None

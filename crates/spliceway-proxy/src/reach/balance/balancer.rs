@@ -51,7 +51,7 @@ pub(super) struct Entry {
     pub(super) backend: Arc<Backend>,
 }
 
-/// A session's seat at a backend, until it is dropped.
+/// A session's permit to use a backend, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(super) balancer: Arc<Balancer>,

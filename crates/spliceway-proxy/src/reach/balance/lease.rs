@@ -120,7 +120,7 @@ impl Balancer {
         }
     }
 
-    /// Gives free seats to the clients that wait. A client that has to go on waiting stops only
+    /// Gives free permits to the clients that wait. A client that has to go on waiting stops only
     /// its own line.
     pub(super) fn serve_queue(self: &Arc<Self>) {
         let (mut served, mut stopped) = (Vec::new(), Vec::new());

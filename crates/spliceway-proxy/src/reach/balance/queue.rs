@@ -1,7 +1,7 @@
 //! The line of clients that wait for a backend. This module does no I/O.
 //!
 //! A client never waits for another client that waits for other backends. So clients that have
-//! tried the same backends form a line, and each free seat goes to the first client of a line who
+//! tried the same backends form a line, and each free permit goes to the first client of a line who
 //! can use it.
 
 use std::collections::VecDeque;

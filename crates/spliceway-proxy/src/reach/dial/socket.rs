@@ -25,7 +25,7 @@ pub(crate) struct SocketError {
 }
 
 /// A connection to a target, and what recognizes it if it comes back.
-pub(super) type Connected = (TcpStream, Option<Box<OwnDial>>);
+pub(super) type ConnectedSocket = (TcpStream, Option<Box<OwnDial>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
@@ -65,7 +65,7 @@ impl SocketSettings {
     }
 
     #[cfg(test)]
-    async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<Connected, SocketError> {
+    async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<ConnectedSocket, SocketError> {
         self.connect_after(Hops::default(), address, client).await
     }
 
@@ -77,7 +77,7 @@ impl SocketSettings {
         hops: Hops,
         address: SocketAddr,
         client: Option<IpAddr>,
-    ) -> Result<Connected, SocketError> {
+    ) -> Result<ConnectedSocket, SocketError> {
         let socket = self.new_socket(address.ip(), client)?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
         if let Some(silence) = self.keepalive {
@@ -150,7 +150,7 @@ fn not_itself(stream: TcpStream, address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Connects, and remembers the connection before anything can come back.
-async fn connect_and_remember(socket: Socket, address: SocketAddr, hops: Hops) -> io::Result<Connected> {
+async fn connect_and_remember(socket: Socket, address: SocketAddr, hops: Hops) -> io::Result<ConnectedSocket> {
     let reached = SocketAddr::new(policy::reached(address.ip()), address.port());
     let own = OwnDial::begin(reached, hops, || {
         match socket.connect(&address.into()) {

@@ -29,7 +29,7 @@
 //!
 //! **Limits.** A session counts towards the limits on sessions (`--max-conns`,
 //! `--max-conns-per-ip`). All sessions of datagrams together have a smaller limit, so that forged
-//! clients leave places for clients with connections. At a limit, the datagrams of new clients are
+//! clients leave permits for clients with connections. At a limit, the datagrams of new clients are
 //! dropped and counted, and no session ends for them. At most 4 MiB of datagrams wait in a port.
 //!
 //! **Loss.** Like a router, the program drops a datagram that it cannot send immediately, or that

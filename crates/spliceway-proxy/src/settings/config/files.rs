@@ -1,4 +1,4 @@
-//! The files of a configuration, and the places in them.
+//! The files of a configuration, and the locations in them.
 
 use std::fs;
 use std::io;
@@ -68,7 +68,7 @@ impl Sources {
 
     /// Returns `FILE:LINE:COLUMN` of an offset. Without an offset, returns the path that the
     /// operator gave.
-    pub(crate) fn place(&self, at: Option<usize>) -> String {
+    pub(crate) fn location(&self, at: Option<usize>) -> String {
         let Some((at, source)) = at.and_then(|at| Some((at, self.source(at)?))) else {
             return self.path.display().to_string();
         };
@@ -102,7 +102,7 @@ impl Sources {
                 .replace(": sequence,", ": array,")
                 .replace(": map,", ": table,"),
         };
-        format!("{}: {what}{problem}", self.place(at))
+        format!("{}: {what}{problem}", self.location(at))
     }
 }
 

@@ -200,7 +200,7 @@ pub(crate) trait Table {
     /// Takes the values of the flags.
     fn take(&mut self, matches: &mut ArgMatches);
 
-    /// Returns the keys that have a value, with the places of the values.
+    /// Returns the keys that have a value, with the locations of the values.
     fn given(&self) -> impl Iterator<Item = (&'static Key, Option<usize>)>;
 
     /// Returns the keys that differ and cannot change at run time.
@@ -261,9 +261,9 @@ macro_rules! tables {
             }
 
             fn given(&self) -> impl Iterator<Item = (&'static Key, Option<usize>)> {
-                let places = [$(self.$key.as_ref().map(Setting::offset)),+];
-                let keys = Self::KEYS.iter().zip(places);
-                keys.filter_map(|(key, place)| Some((key, place?)))
+                let locations = [$(self.$key.as_ref().map(Setting::offset)),+];
+                let keys = Self::KEYS.iter().zip(locations);
+                keys.filter_map(|(key, location)| Some((key, location?)))
             }
 
             fn fixed_differences(&self, other: &Self) -> impl Iterator<Item = &'static str> {

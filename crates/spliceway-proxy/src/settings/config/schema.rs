@@ -67,7 +67,7 @@ impl Schema {
     fn elsewhere(&self, key: &str) -> Option<(String, String)> {
         let flag = key.replace('_', "-");
         let all = self.all();
-        // A flag has one place, and a name such as `max_conns` has several.
+        // A flag belongs to one table, and a name such as `max_conns` to several.
         let by_flag = all
             .iter()
             .find(|(path, name)| declared(path, name).is_some_and(|key| key.long() == Some(&flag)));

@@ -11,11 +11,11 @@ use super::Config;
 use super::files::Sources;
 use super::tree::{self, Tree};
 
-/// Reads the configuration at `path`, and its places. `environment` returns the value of a
+/// Reads the configuration at `path`, and its locations. `environment` returns the value of a
 /// variable.
 ///
 /// # Errors
-/// Returns the first fault, with its place.
+/// Returns the first fault, with its location.
 pub(crate) fn read(path: &Path, environment: tree::Environment<'_>) -> Result<(Config, Sources), String> {
     let sources = Sources::read(path)?;
     let mut tree = Tree::new(environment, sources.room());

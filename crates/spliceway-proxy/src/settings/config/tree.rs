@@ -12,7 +12,7 @@ use super::schema::{self, Schema};
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
 
-/// The tables of all files. Their places are offsets from the start of the first file.
+/// The tables of all files. Their locations are offsets from the start of the first file.
 pub(super) struct Tree<'i, 'a> {
     environment: Environment<'a>,
     /// The number of bytes that the values of further variables may have.
@@ -40,8 +40,8 @@ impl TreeFault {
 
     pub(super) fn show(&self, sources: &Sources) -> String {
         let Self { at, problem, other } = self;
-        let other = other.map(|at| sources.place(Some(at))).unwrap_or_default();
-        format!("{}: {problem}{other}", sources.place(Some(*at)))
+        let other = other.map(|at| sources.location(Some(at))).unwrap_or_default();
+        format!("{}: {problem}{other}", sources.location(Some(*at)))
     }
 }
 
@@ -196,7 +196,7 @@ pub(super) fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
             _ => None,
         };
         match below {
-            // The number of a service or a user would not help: the place has its line.
+            // The number of a service or a user would not help: the location has its line.
             Some(below) if name == "service" || (name == "user" && value.get_ref().is_array()) => Some(below),
             Some(below) => Some(format!("{name}.{below}")),
             None => value.span().contains(&at).then(|| name.to_string()),

@@ -193,7 +193,7 @@ impl<'de, W: Word> Deserialize<'de> for Value<W> {
     }
 }
 
-/// A value whose place is not known yet.
+/// A value whose location is not known yet.
 struct Scalar<W: Word> {
     text: Box<str>,
     parsed: W::Parsed,
@@ -290,7 +290,7 @@ impl<'de, W: Word> Visitor<'de> for OneOrManyVisitor<W> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        // An error here has the place of the value, and not only the place of its key.
+        // An error here has the location of the value, and not only the location of its key.
         text.split_whitespace()
             .try_for_each(|text| W::parse(text).map(drop))
             .map_err(E::custom)?;

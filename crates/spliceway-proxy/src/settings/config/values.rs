@@ -284,7 +284,7 @@ pub(super) fn rule(text: &str) -> Result<RuleArg, &'static str> {
     }
 }
 
-/// Parses the place of records.
+/// Parses the destination of records.
 pub(super) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
     match text {
         "" => Err("expected the path of a file, `-` for stdout, stderr or off"),

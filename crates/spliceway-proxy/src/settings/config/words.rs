@@ -173,7 +173,7 @@ fn absolute<W: Word>(value: Value<W>, before: &str, path: &Path) -> Value<W> {
 }
 
 impl Value<Records> {
-    /// Returns the same place, with an absolute path if it is a file.
+    /// Returns the same destination, with an absolute path if it is a file.
     pub(crate) fn absolute(self) -> Self {
         match self.parsed() {
             AccessLog::File(path) => absolute(self, "", &path),
@@ -181,11 +181,11 @@ impl Value<Records> {
         }
     }
 
-    /// Returns the place. A relative path in a file starts at the folder of the file.
-    pub(crate) fn place(&self, folder: Option<&Path>) -> AccessLog {
+    /// Returns the destination. A relative path in a file starts at the folder of the file.
+    pub(crate) fn destination(&self, folder: Option<&Path>) -> AccessLog {
         match (self.parsed(), folder) {
             (AccessLog::File(path), Some(folder)) => AccessLog::File(folder.join(path)),
-            (place, _) => place,
+            (destination, _) => destination,
         }
     }
 }

@@ -252,16 +252,16 @@ fn no_flipped_bit_and_no_missing_byte_is_another_count() {
     }
     drop(file);
     let good = fs::read(&path.file).unwrap();
-    for place in 0..good.len() {
+    for index in 0..good.len() {
         let mut bytes = good.clone();
         for bit in 0..8 {
-            bytes[place] = good[place] ^ 1 << bit;
+            bytes[index] = good[index] ^ 1 << bit;
             let why = decoded(&bytes).unwrap_err().to_string();
             assert!(why.ends_with(": move it away to begin with empty counters"), "{why}");
         }
-        assert!(decoded(&good[..place]).is_err());
-        assert!(decoded(&[&good[..place], &vec![0; good.len() - place]].concat()).is_err());
-        let long = [&good[..], &good[..=place]].concat();
+        assert!(decoded(&good[..index]).is_err());
+        assert!(decoded(&[&good[..index], &vec![0; good.len() - index]].concat()).is_err());
+        let long = [&good[..], &good[..=index]].concat();
         assert!(decoded(&long).is_err());
     }
     assert!(decoded(&good).is_ok());

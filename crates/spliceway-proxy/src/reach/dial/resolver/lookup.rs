@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::answer::{Found, Lookup, LookupError, Pending, both, joined, within};
 use super::files::{Files, Snapshot};
 use super::nsswitch::{OwnPlan, Plan, Source};
-use super::permits::Permits;
+use super::permits::LookupPermits;
 use super::query::query_addresses;
 use super::reading::{Origin, Reading, SearchEnd, by_dns, by_system, known, loopback_of};
 use super::resolv_conf::ResolvConf;
@@ -45,9 +45,9 @@ pub(in crate::reach::dial) struct Resolver {
     pub(super) files: Arc<Files>,
     cache: Mutex<Cached>,
     /// Each query uses one socket. Answers from the cache do not need a permit.
-    pub(super) query_permits: Permits,
+    pub(super) query_permits: LookupPermits,
     /// The permits to call the C library.
-    system_permits: Permits,
+    system_permits: LookupPermits,
     /// The number of lookups, for the option `rotate`.
     lookups: AtomicUsize,
 }
@@ -83,8 +83,8 @@ impl Resolver {
             from,
             files,
             cache: Mutex::default(),
-            query_permits: Permits::new(descriptors),
-            system_permits: Permits::new(IN_SYSTEM_MAX),
+            query_permits: LookupPermits::new(descriptors),
+            system_permits: LookupPermits::new(IN_SYSTEM_MAX),
             lookups: AtomicUsize::new(0),
         }
     }
@@ -287,7 +287,7 @@ impl Resolver {
     }
 }
 
-async fn look_up_in_system(name: &str, permits: &Permits, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
+async fn look_up_in_system(name: &str, permits: &LookupPermits, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
     let permit = permits.take(caller.client, caller.deadline).await?;
     let name = name.to_owned();
     // The thread keeps its permit even if the caller gives up.

@@ -21,7 +21,7 @@ type Key = Option<ClientKey>;
 
 /// The permits for lookups. Clones share them.
 #[derive(Clone)]
-pub(super) struct Permits(Arc<Mutex<Shares>>);
+pub(super) struct LookupPermits(Arc<Mutex<Shares>>);
 
 struct Shares {
     free: usize,
@@ -41,20 +41,20 @@ struct Client {
 }
 
 /// The permit of a running lookup.
-pub(super) struct Permit {
-    permits: Permits,
+pub(super) struct LookupPermit {
+    permits: LookupPermits,
     client: Key,
     since: Instant,
 }
 
 /// A waiting lookup.
 struct Waiting {
-    permits: Permits,
+    permits: LookupPermits,
     client: Key,
     granted: oneshot::Receiver<()>,
 }
 
-impl Permits {
+impl LookupPermits {
     pub(super) fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(Shares {
             free: count.max(1),
@@ -68,7 +68,7 @@ impl Permits {
     /// # Errors
     /// Returns [`LookupError::TooMany`] if the client's lookups take so long that this one would
     /// start after `deadline`.
-    pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Permit, LookupError> {
+    pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<LookupPermit, LookupError> {
         let waiting = {
             let mut shares = self.shares();
             let now = Instant::now();
@@ -84,8 +84,8 @@ impl Permits {
         Ok(waiting.await_permit().await)
     }
 
-    fn permit(&self, client: Key, since: Instant) -> Permit {
-        Permit {
+    fn permit(&self, client: Key, since: Instant) -> LookupPermit {
+        LookupPermit {
             permits: self.clone(),
             client,
             since,
@@ -175,7 +175,7 @@ impl Shares {
 }
 
 impl Waiting {
-    async fn await_permit(mut self) -> Permit {
+    async fn await_permit(mut self) -> LookupPermit {
         // The sender is dropped only together with `self`.
         let _ = (&mut self.granted).await;
         self.permits.permit(self.client, Instant::now())
@@ -199,7 +199,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Drop for Permit {
+impl Drop for LookupPermit {
     fn drop(&mut self) {
         let mut shares = self.permits.shares();
         if let Some(client) = shares.clients.get_mut(&self.client) {
@@ -224,31 +224,31 @@ mod tests {
         Some(IpAddr::from(Ipv4Addr::new(192, 0, 2, last)).into())
     }
 
-    type Taking<'a> = Pin<Box<dyn Future<Output = Result<Permit, LookupError>> + 'a>>;
+    type Taking<'a> = Pin<Box<dyn Future<Output = Result<LookupPermit, LookupError>> + 'a>>;
 
-    fn taking(permits: &Permits, key: Key) -> Taking<'_> {
+    fn taking(permits: &LookupPermits, key: Key) -> Taking<'_> {
         Box::pin(permits.take(key, Instant::now() + LONG))
     }
 
-    fn poll(taking: &mut Taking<'_>) -> Option<Permit> {
+    fn poll(taking: &mut Taking<'_>) -> Option<LookupPermit> {
         match taking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(permit) => Some(permit.unwrap()),
             Poll::Pending => None,
         }
     }
 
-    fn taken(permits: &Permits, key: Key) -> Option<Permit> {
+    fn taken(permits: &LookupPermits, key: Key) -> Option<LookupPermit> {
         poll(&mut taking(permits, key))
     }
 
-    fn is_empty(permits: &Permits) -> bool {
+    fn is_empty(permits: &LookupPermits) -> bool {
         let shares = permits.shares();
         shares.clients.is_empty() && shares.turns.is_empty()
     }
 
     #[tokio::test]
     async fn one_client_gets_half_and_the_next_one_gets_half_of_the_rest() {
-        let permits = Permits::new(20);
+        let permits = LookupPermits::new(20);
         let first: Vec<_> = std::iter::from_fn(|| taken(&permits, client(1))).collect();
         let second: Vec<_> = std::iter::from_fn(|| taken(&permits, client(2))).collect();
         assert_eq!((first.len(), second.len()), (10, 5));
@@ -261,7 +261,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_that_wait_take_turns_and_each_is_served_in_its_order() {
-        let permits = Permits::new(1);
+        let permits = LookupPermits::new(1);
         let only = taken(&permits, client(1)).unwrap();
         let mut waiting: Vec<_> = [1, 1, 2].map(|key| taking(&permits, client(key))).into();
         for taking in &mut waiting {
@@ -280,8 +280,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_lookup_frees_its_place() {
-        let permits = Permits::new(1);
+    async fn a_dropped_lookup_frees_its_permit() {
+        let permits = LookupPermits::new(1);
         let only = taken(&permits, client(1)).unwrap();
         let mut early = taking(&permits, client(2));
         let mut late = taking(&permits, client(3));
@@ -296,7 +296,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lookup_that_would_start_too_late_is_refused_immediately() {
-        let permits = Permits::new(4);
+        let permits = LookupPermits::new(4);
         let mut held: Vec<_> = std::iter::from_fn(|| taken(&permits, client(1))).collect();
         assert_eq!(held.len(), 2);
         tokio::time::advance(Duration::from_secs(40)).await;

@@ -102,7 +102,7 @@ async fn an_answer_is_not_queried_again_within_its_ttl() {
 }
 
 #[tokio::test]
-async fn a_lookup_waits_for_a_place_and_a_cached_one_does_not() {
+async fn a_lookup_waits_for_a_permit_and_a_cached_one_does_not() {
     let server = Server::start().await;
     for name in ["known.example.", "new.example."] {
         server.says(name, Answer::has(&["192.0.2.1"], 60));
@@ -111,9 +111,9 @@ async fn a_lookup_waits_for_a_place_and_a_cached_one_does_not() {
     assert_eq!(all(&resolver, "known.example").await, ips(&["192.0.2.1"]));
     let mut under_way = Vec::new();
     for other in 2.. {
-        let place = resolver.query_permits.take(client(other), Instant::now() + TIME);
-        match timeout(Duration::ZERO, place).await {
-            Ok(place) => under_way.push(place),
+        let permit = resolver.query_permits.take(client(other), Instant::now() + TIME);
+        match timeout(Duration::ZERO, permit).await {
+            Ok(permit) => under_way.push(permit),
             Err(_) => break,
         }
     }
@@ -132,7 +132,7 @@ async fn the_slow_names_of_one_client_do_not_delay_another_client() {
     let server = Server::start().await;
     server.says("good.example.", Answer::has(&["192.0.2.1"], 60));
     let resolver = Arc::new(asking(&server));
-    let places = resolver.query_permits.free();
+    let permits = resolver.query_permits.free();
     let mut slow = JoinSet::new();
     for number in 0..200 {
         let name = format!("slow{number}.example");
@@ -140,7 +140,7 @@ async fn the_slow_names_of_one_client_do_not_delay_another_client() {
         let resolver = Arc::clone(&resolver);
         slow.spawn(async move { all_for(1, &resolver, &name).await });
     }
-    while resolver.query_permits.free() > places / 2 {
+    while resolver.query_permits.free() > permits / 2 {
         tokio::task::yield_now().await;
     }
     let good = all_for(2, &resolver, "good.example");

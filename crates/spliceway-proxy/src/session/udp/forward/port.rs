@@ -12,7 +12,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::client_side::ClientSide;
-use super::session::{Seat, Session};
+use super::session::{FlowEntry, ForwardSession};
 use super::table::Flow;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::kit::alive::Alive;
@@ -153,7 +153,7 @@ impl Port {
         now: Instant,
         opener: &Opener,
         is_accepting: bool,
-    ) -> Result<(Flow, Session), Dropped> {
+    ) -> Result<(Flow, ForwardSession), Dropped> {
         let (service, address) = (&opener.service, canonical(client.source));
         if !service.clients.admits(address.ip()) {
             return Err(Dropped::Client);
@@ -190,8 +190,8 @@ impl Port {
         };
         let stats = DatagramStats::within(service.rates.of_session(Some(address.ip())));
         let flow = Flow::new(header, stats.clone(), now);
-        let session = Session {
-            seat: Seat::new(Arc::clone(&self.clients), client),
+        let session = ForwardSession {
+            entry: FlowEntry::new(Arc::clone(&self.clients), client),
             record: Record::new(Arc::clone(service), Some(address), permit),
             broken: flow.broken(),
             answered: None,

@@ -33,8 +33,8 @@ use spliceway_protocol::address::{Target, canonical};
 const UNANSWERED_PART: u32 = 4;
 
 /// A session that has begun.
-pub(super) struct Session {
-    pub(super) seat: Seat,
+pub(super) struct ForwardSession {
+    pub(super) entry: FlowEntry,
     pub(super) record: Record,
     pub(super) broken: Arc<SetOnce<Errno>>,
     /// The target, if there are no backends.
@@ -46,15 +46,15 @@ pub(super) struct Session {
     pub(super) stats: DatagramStats,
 }
 
-/// The seat of a session in the table of its port. Dropping it removes the session.
-pub(super) struct Seat {
+/// The entry of a session in the table of its port. Dropping it removes the session.
+pub(super) struct FlowEntry {
     clients: Arc<ClientSide>,
     client: Origin,
     is_removed: bool,
 }
 
 /// A socket that is connected to a target.
-struct Connected {
+struct ConnectedFlow {
     socket: Arc<UdpSocket>,
     address: SocketAddr,
     /// The time that it has taken.
@@ -64,7 +64,7 @@ struct Connected {
 /// Tells whether another session of the client would have another target.
 type TargetCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-impl Session {
+impl ForwardSession {
     pub(super) fn spawn(self, alive: Alive) {
         let session = Arc::clone(self.record.guard.session());
         let task = tokio::spawn(self.run(alive));
@@ -76,23 +76,23 @@ impl Session {
             Ok((socket, address)) => self.forward(&socket, address).await,
             Err(outcome) => outcome,
         };
-        drop(self.seat);
+        drop(self.entry);
         self.record.end(outcome);
     }
 
     /// Connects to the target, or to one of the backends.
     async fn connect(&mut self) -> Result<(Arc<UdpSocket>, SocketAddr), Outcome> {
         let service = Arc::clone(self.record.guard.service());
-        let (guard, seat) = (&self.record.guard, &self.seat);
+        let (guard, entry) = (&self.record.guard, &self.entry);
         let connect = |target: Target| {
             guard.dials(target.clone());
-            connect_to(target, seat, &service)
+            connect_to(target, entry, &service)
         };
         let connected = match &service.balancer {
             None => connect(self.target.clone()).await.map_err(|failed| failed.outcome)?,
             Some(balancer) => {
                 let tries = Tries {
-                    client: Some(canonical(seat.client.source).ip().into()),
+                    client: Some(canonical(entry.client.source).ip().into()),
                     port_index: self.port_index,
                     max_wait: service.settings.timeouts.connect,
                     // Connecting sends nothing. Some protocols have no answers, so a session begins
@@ -104,10 +104,10 @@ impl Session {
                 connected
             }
         };
-        let Connected { socket, address, time } = connected;
+        let ConnectedFlow { socket, address, time } = connected;
         self.record.guard.connected(Some(address), time);
         self.record.guard.associating(self.stats.clone());
-        self.seat.connected(&socket, address);
+        self.entry.connected(&socket, address);
         Ok((socket, address))
     }
 
@@ -123,7 +123,7 @@ impl Session {
                 errno = broken.wait() => Err(*errno),
                 () = self.stats.stopped() => return SessionEnd::Drained.into(),
                 // Datagrams do not reset the timer. When it fires, the last datagram decides.
-                () = &mut silent => match self.seat.silent_until(self.answered, silence) {
+                () = &mut silent => match self.entry.silent_until(self.answered, silence) {
                     None => return SessionEnd::Idle.into(),
                     Some(later) => {
                         silent.as_mut().reset(later);
@@ -156,7 +156,7 @@ impl Session {
             Some(lease) => lease.target(self.port_index),
             None => self.target.clone(),
         };
-        let Seat { clients, client, .. } = &self.seat;
+        let FlowEntry { clients, client, .. } = &self.entry;
         Box::pin(Arc::clone(clients).has_other_target(canonical(client.source), target, address))
     }
 
@@ -164,9 +164,9 @@ impl Session {
     /// the target.
     fn pass_down(&mut self, socket: &UdpSocket) -> Result<bool, Errno> {
         let Self {
-            seat, stats, answered, ..
+            entry, stats, answered, ..
         } = self;
-        let (clients, route) = (&seat.clients, seat.clients.route_to(seat.client));
+        let (clients, route) = (&entry.clients, entry.clients.route_to(entry.client));
         let count = |bytes: usize, sent: Result<(), Errno>| stats.down(bytes, sent);
         let flush = |gso: &mut GsoBatch| gso.flush(clients.udp, &clients.socket, count);
         let mut broken = None;
@@ -192,7 +192,7 @@ impl Session {
     }
 
     fn unreachable(&mut self, errno: Errno, address: SocketAddr) -> Outcome {
-        self.seat.clients.refused.add(address, Instant::now());
+        self.entry.clients.refused.add(address, Instant::now());
         let error = io::Error::from(errno);
         let end = if self.answered.is_some() {
             SessionEnd::ResetByUpstream
@@ -207,8 +207,8 @@ impl Session {
 }
 
 /// Looks up the target, and connects a socket to the first of its addresses that has a route.
-async fn connect_to(target: Target, seat: &Seat, service: &Service) -> Result<Connected, NotConnected> {
-    let (started, client) = (Instant::now(), canonical(seat.client.source));
+async fn connect_to(target: Target, entry: &FlowEntry, service: &Service) -> Result<ConnectedFlow, NotConnected> {
+    let (started, client) = (Instant::now(), canonical(entry.client.source));
     let looked_up = service.dialer.addresses(&target, Some(client.ip().into()));
     let looked_up = timeout(service.settings.timeouts.connect, looked_up).await;
     let mut addresses = looked_up.map_err(|_| not_connected(&Errno::TIMEDOUT.into()))??;
@@ -221,14 +221,14 @@ async fn connect_to(target: Target, seat: &Seat, service: &Service) -> Result<Co
     }
     // Nothing shows which address works before the client's datagrams are sent. The family of the
     // client is at least known to work between the client and this machine.
-    let (refused, now) = (&seat.clients.refused, Instant::now());
+    let (refused, now) = (&entry.clients.refused, Instant::now());
     addresses.sort_by_key(|address| (refused.has(*address, now), address.is_ipv4() != client.is_ipv4()));
     let mut failed = not_connected(&Errno::NETUNREACH.into());
     for address in addresses {
         match connected_socket(address, service) {
             Ok(socket) => {
                 let time = started.elapsed();
-                return Ok(Connected { socket, address, time });
+                return Ok(ConnectedFlow { socket, address, time });
             }
             Err(error) => failed = not_connected(&error),
         }
@@ -284,7 +284,7 @@ fn connected_socket(address: SocketAddr, service: &Service) -> io::Result<Arc<Ud
     connect()
 }
 
-impl Seat {
+impl FlowEntry {
     pub(super) fn new(clients: Arc<ClientSide>, client: Origin) -> Self {
         Self {
             clients,
@@ -316,7 +316,7 @@ fn end_of_silence(last_datagram: Instant, answered: Option<Instant>, silence: Du
     }
 }
 
-impl Drop for Seat {
+impl Drop for FlowEntry {
     fn drop(&mut self) {
         if !self.is_removed {
             self.clients.table.remove(self.client);

@@ -29,7 +29,7 @@ async fn socket_at(address: SocketAddr) -> String {
         .map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
     let local = words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port());
     let listed = async {
-        // Between two reads, the kernel finds its place in the list by counting from the start. If
+        // Between two reads, the kernel finds its index in the list by counting from the start. If
         // another test closes a socket meanwhile, the kernel skips a socket that is still open.
         loop {
             let sockets = fs::read_to_string(list).unwrap();

@@ -149,7 +149,7 @@ async fn the_longest_datagram_passes_and_a_longer_one_is_dropped_alone() {
     // The longest UDP payload over each family (RFC 768, RFC 8200), minus the SOCKS header.
     for (host, longest) in [("127.0.0.1", 65_507 - 10), ("::1", 65_527 - 22)] {
         let (rig, target) = (Rig::new(host).await, target(host).await);
-        let data: Vec<u8> = (0..longest).map(|place: u32| place.to_le_bytes()[0]).collect();
+        let data: Vec<u8> = (0..longest).map(|index: u32| index.to_le_bytes()[0]).collect();
         let ours = rig.echo(&target, &data).await;
         target.send_to(&[&data[..], b"+"].concat(), ours).await.unwrap();
         rig.echo(&target, b"after it").await;

@@ -12,9 +12,9 @@ use spliceway_protocol::socks5::datagram::{Header, Malformed};
 async fn fragments_and_malformed_datagrams_are_dropped() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let whole = [Header::of(target.local_addr().unwrap()).as_bytes(), b"data"].concat();
-    let with = |place: usize, byte: u8| {
+    let with = |index: usize, byte: u8| {
         let mut datagram = whole.clone();
-        datagram[place] = byte;
+        datagram[index] = byte;
         datagram
     };
     let cases = [
