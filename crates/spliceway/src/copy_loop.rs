@@ -5,28 +5,30 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use spliceway_core::{Counts, WaitsFor};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
+use crate::worker::Worker;
 use crate::yield_now::yield_now;
 
-/// The size of the buffer in bytes, the same as tokio's.
-const BUFFER: usize = 8 << 10;
+/// The most bytes of one read: the payload of the longest TLS record. A direction whose writer is
+/// slow holds as many.
+pub(crate) const MAX_READ: usize = 16 << 10;
 
 /// The number of reads in one poll before the task yields. A stream that is always ready must not
 /// monopolize the worker thread.
-const READS_PER_POLL: usize = 32;
+const READS_PER_POLL: usize = 16;
 
-/// A direction that copies. Bytes between `start` and `end` have been read and not yet written.
+/// A direction that copies. It reads into the buffer of its thread, and holds memory only for bytes
+/// that the writer does not take.
 #[derive(Debug)]
 pub(crate) struct CopyLoop {
-    buffer: Box<[u8]>,
-    start: usize,
-    end: usize,
+    /// Bytes that were read and not yet written.
+    unsent: Bytes,
     /// The number of bytes that may still be read. Without a limit, it starts at `u64::MAX`, which
     /// no stream reaches.
     remaining: u64,
@@ -43,9 +45,7 @@ impl CopyLoop {
     /// Creates a loop that writes `prefix` first, and then reads at most `limit` bytes.
     pub(crate) fn new(prefix: Bytes, limit: u64) -> Self {
         Self {
-            start: 0,
-            end: prefix.len(),
-            buffer: Vec::from(prefix).into_boxed_slice(),
+            unsent: prefix,
             remaining: limit,
             unflushed: false,
             brought_bytes: true,
@@ -90,14 +90,12 @@ impl CopyLoop {
 
     /// Returns the number of bytes that were read and not yet written.
     pub(crate) fn in_flight(&self) -> usize {
-        self.end - self.start
+        self.unsent.len()
     }
 
     /// Removes and returns the bytes that were read and not written.
     pub(crate) fn take_in_flight(&mut self) -> Bytes {
-        let bytes = Bytes::copy_from_slice(&self.buffer[self.start..self.end]);
-        self.start = self.end;
-        bytes
+        std::mem::take(&mut self.unsent)
     }
 
     /// Copies until the reader ends or the limit is reached, then flushes. When ready, it returns
@@ -122,7 +120,7 @@ impl CopyLoop {
         ready!(pin!(consume_budget()).poll(cx));
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
-            match self.poll_write_all(cx, writer.as_mut(), counts) {
+            match self.poll_write_unsent(cx, writer.as_mut(), counts) {
                 Poll::Ready(written) => written.map_err(|error| (Operation::Write, error))?,
                 Poll::Pending => {
                     counts.waits_for(Some(WaitsFor::Sink));
@@ -139,10 +137,14 @@ impl CopyLoop {
                 self.ended = Some(DirectionEnd::Limit);
                 continue;
             }
-            match self.poll_read(cx, reader.as_mut(), rate.as_deref_mut()) {
-                Poll::Ready(Ok(0)) => self.ended = Some(DirectionEnd::Eof),
-                Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
+            let passed = Worker::lend(|worker| {
+                let buffer = &mut worker.scratch[..MAX_READ];
+                let read = ready!(self.poll_read(cx, reader.as_mut(), rate.as_deref_mut(), buffer));
+                let read = read.map_err(|error| (Operation::Read, error))?;
+                Poll::Ready(self.write(cx, writer.as_mut(), &buffer[..read], counts))
+            });
+            match passed {
+                Poll::Ready(passed) => passed?,
                 // If the task's budget or the rate limit is the reason to wait, the reader may
                 // still have bytes.
                 Poll::Pending
@@ -178,19 +180,16 @@ impl CopyLoop {
         cx: &mut Context<'_>,
         mut reader: Pin<&mut R>,
         mut rate: Option<&mut RateWaiter>,
+        buffer: &mut [u8],
     ) -> Poll<io::Result<usize>>
     where
         R: AsyncRead + ?Sized,
     {
-        let mut max = usize::try_from(self.remaining).map_or(BUFFER, |left| left.min(BUFFER));
+        let mut max = usize::try_from(self.remaining).map_or(buffer.len(), |left| left.min(buffer.len()));
         if let Some(rate) = &mut rate {
             max = max.min(ready!(rate.poll_grant(cx, max)));
         }
-        // The first buffer held the prefix, and has the size of the prefix.
-        if self.buffer.len() != BUFFER {
-            self.buffer = vec![0; BUFFER].into_boxed_slice();
-        }
-        let mut buf = ReadBuf::new(&mut self.buffer[..max]);
+        let mut buf = ReadBuf::new(&mut buffer[..max]);
         loop {
             match reader.as_mut().poll_read(cx, &mut buf) {
                 Poll::Ready(Ok(())) => break,
@@ -208,6 +207,9 @@ impl CopyLoop {
         }
         let read = buf.filled().len();
         self.brought_bytes = read > 0;
+        if read == 0 {
+            self.ended = Some(DirectionEnd::Eof);
+        }
         if let Some(rate) = rate {
             rate.spent(read);
         }
@@ -215,7 +217,7 @@ impl CopyLoop {
         Poll::Ready(Ok(read))
     }
 
-    fn poll_write_all<W>(
+    fn poll_write_unsent<W>(
         &mut self,
         cx: &mut Context<'_>,
         mut writer: Pin<&mut W>,
@@ -224,18 +226,66 @@ impl CopyLoop {
     where
         W: AsyncWrite + ?Sized,
     {
-        while self.start < self.end {
-            match ready!(writer.as_mut().poll_write(cx, &self.buffer[self.start..self.end])) {
-                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(written) => {
-                    self.start += written;
-                    self.unflushed = true;
-                    counts.add_copied(written);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Poll::Ready(Err(error)),
+        while !self.unsent.is_empty() {
+            let written = ready!(poll_write(cx, writer.as_mut(), &self.unsent, counts))?;
+            self.unflushed = true;
+            self.unsent.advance(written);
+            if self.unsent.is_empty() {
+                // Frees the memory.
+                self.unsent = Bytes::new();
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Writes bytes, and saves those that the writer does not take now.
+    fn write<W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut writer: Pin<&mut W>,
+        mut bytes: &[u8],
+        counts: &Counts,
+    ) -> Result<(), Failure>
+    where
+        W: AsyncWrite + ?Sized,
+    {
+        while !bytes.is_empty() {
+            match poll_write(cx, writer.as_mut(), bytes, counts) {
+                Poll::Ready(Ok(written)) => {
+                    self.unflushed = true;
+                    bytes = &bytes[written..];
+                }
+                stopped => {
+                    self.unsent = Bytes::copy_from_slice(bytes);
+                    return match stopped {
+                        Poll::Ready(Err(error)) => Err((Operation::Write, error)),
+                        _ => Ok(()),
+                    };
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn poll_write<W>(
+    cx: &mut Context<'_>,
+    mut writer: Pin<&mut W>,
+    bytes: &[u8],
+    counts: &Counts,
+) -> Poll<io::Result<usize>>
+where
+    W: AsyncWrite + ?Sized,
+{
+    loop {
+        match ready!(writer.as_mut().poll_write(cx, bytes)) {
+            Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            Ok(written) => {
+                counts.add_copied(written);
+                return Poll::Ready(Ok(written));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
     }
 }

@@ -157,6 +157,7 @@ mod stream;
 mod stuck_sink;
 #[cfg(feature = "hyper")]
 pub mod upgraded;
+mod worker;
 mod yield_now;
 
 #[cfg(not(target_os = "linux"))]

@@ -1,17 +1,13 @@
 //! A direction between sockets and pipes. It waits until its [`Splicer`] can perform the next step,
 //! and performs it.
 
-use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{
-    Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, UrgentMarkCheck, WaitsFor, Write, WriteOutcome,
-};
+use spliceway_core::{Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, WaitsFor, Write, WriteOutcome};
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
@@ -21,36 +17,8 @@ use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
 use crate::stream;
 use crate::stuck_sink::StuckSink;
-use crate::yield_now::{defer, yield_now};
-
-thread_local! {
-    static WORKER: RefCell<Worker> = RefCell::new(Worker::new());
-}
-
-/// State that the relays of one thread share.
-struct Worker {
-    /// The buffer for receives. Bytes stay here only until the same poll has sent or saved them.
-    scratch: Box<[u8]>,
-    urgent: UrgentMarkCheck,
-}
-
-impl Worker {
-    fn new() -> Self {
-        Self {
-            scratch: vec![0; SCRATCH].into_boxed_slice(),
-            urgent: UrgentMarkCheck::new(defer),
-        }
-    }
-
-    /// Lends the worker of this thread. A relay that is polled inside another relay's poll gets a
-    /// new one. This happens if a waker polls a task immediately.
-    fn lend<T>(borrow: impl FnOnce(&mut Self) -> T) -> T {
-        WORKER.with(|worker| match worker.try_borrow_mut() {
-            Ok(mut worker) => borrow(&mut worker),
-            Err(_) => borrow(&mut Self::new()),
-        })
-    }
-}
+use crate::worker::Worker;
+use crate::yield_now::yield_now;
 
 /// A direction between sockets and pipes.
 #[derive(Debug)]
