@@ -1,11 +1,18 @@
-//! TLS: certificates, and the server's end of encrypted connections.
+//! TLS: certificates, and both ends of encrypted connections.
 //!
 //! ```text
 //!   files ─ certificate ─▶ Pair ─ names ─▶ Pairs ─┐
 //!                                                 ├─ server ─▶ Terminator ─ accept ─▶ TlsStream
 //!                                ServerSettings ──┘
+//!
+//!   files ─ verifier ─▶ Verifier ─┐
+//!   files ─ certificate ─▶ Pair ──┼─ client ─▶ Originator ─ connect ─▶ TlsStream
+//!                ClientSettings ──┘
 //! ```
 
 pub(crate) mod certificate;
+pub(crate) mod client;
+pub(crate) mod connect_error;
 pub(crate) mod names;
 pub(crate) mod server;
+mod verifier;

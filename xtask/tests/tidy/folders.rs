@@ -10,7 +10,7 @@ const PROGRAM: &str = "crates/spliceway-proxy/src/";
 /// Code in a folder may use its own folder and the ones before it. So a reader who looks for the
 /// cause of something knows in which direction to go, and no two folders depend on each other.
 pub(crate) const FOLDERS: &[&str] = &[
-    "kit", "log", "net", "access", "reach", "tls", "metrics", "settings", "session", "monitor", "run", "cli",
+    "kit", "log", "net", "access", "tls", "reach", "metrics", "settings", "session", "monitor", "run", "cli",
 ];
 
 /// Finds code that uses a later folder. Test code may use everything.

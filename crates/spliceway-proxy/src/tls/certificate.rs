@@ -75,11 +75,8 @@ impl Pair {
     pub(crate) fn read(files: &PairFiles, provider: &CryptoProvider) -> Result<Self, BadFile> {
         let at_certificate = |why| BadFile::new(&files.certificate, why);
         let at_key = |why| BadFile::new(&files.key, why);
-        let (text, _) = read(&files.certificate).map_err(at_certificate)?;
-        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-        let chain = chain.map_err(|error| at_certificate(Why::Pem(error)))?;
-        let first = chain.first().ok_or_else(|| at_certificate(Why::NoCertificate))?;
-        let (names, valid) = facts(first).map_err(|why| at_certificate(Why::Certificate(why)))?;
+        let chain = read_chain(&files.certificate)?;
+        let (names, valid) = facts(&chain[0]).map_err(|why| at_certificate(Why::Certificate(why)))?;
         let key = read_key(&files.key).map_err(at_key)?;
         let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey(files.certificate.clone())),
@@ -92,6 +89,23 @@ impl Pair {
             valid,
         })
     }
+}
+
+/// Returns the certificates in a file, at least one.
+///
+/// # Errors
+/// Returns the first fault of the file.
+pub(super) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadFile> {
+    let certificates = read(path).and_then(|(text, _)| {
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+        let chain = chain.map_err(Why::Pem)?;
+        if chain.is_empty() {
+            Err(Why::NoCertificate)
+        } else {
+            Ok(chain)
+        }
+    });
+    certificates.map_err(|why| BadFile::new(path, why))
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Why> {

@@ -1,0 +1,335 @@
+//! The client's end of TLS: settings, the configuration in force, and the handshake.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::{self, Display, Formatter};
+use std::hash::{Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion, RootCertStore};
+use spliceway_protocol::address::Target;
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::time::sleep;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::certificate::{BadFile, Pair, PairFiles, read_chain};
+use super::connect_error::ConnectError;
+use super::verifier::{Unverified, Verifier};
+
+/// How a service speaks TLS to its targets and its upstream proxies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClientSettings {
+    /// The file of the authorities to trust. `None` means those of the system.
+    pub(crate) authorities: Option<PathBuf>,
+    /// The name that every target must have, whatever it is called.
+    pub(crate) name: Option<ServerName<'static>>,
+    pub(crate) alpn: OfferedProtocols,
+    /// The certificate for servers that ask for one.
+    pub(crate) pair: Option<PairFiles>,
+    /// Whether a server must prove who it is.
+    pub(crate) verifies: bool,
+}
+
+/// The protocols that a target is offered (ALPN).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum OfferedProtocols {
+    /// These. None means that none is negotiated.
+    Listed(Vec<Box<str>>),
+    /// The protocol on which the client has agreed, if there is one.
+    OfClient,
+}
+
+/// The name that the certificate of a server must have. `None` if the server has an address that is
+/// not a name: a Unix socket, or SRV records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PeerName(Option<ServerName<'static>>);
+
+/// Speaks TLS to the targets and the upstream proxies of a service.
+#[derive(Debug)]
+pub(crate) struct Originator {
+    settings: ClientSettings,
+    provider: Arc<CryptoProvider>,
+    in_force: RwLock<InForce>,
+}
+
+#[derive(Debug, Clone)]
+struct InForce {
+    config: Arc<ClientConfig>,
+    /// The same for checks. They resume no session, because a resumed one proves nothing new.
+    checks: Arc<ClientConfig>,
+    /// Differs if the certificates do.
+    fingerprint: u64,
+}
+
+/// What a handshake with a server has agreed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AgreedWithServer {
+    pub(crate) version: &'static str,
+    pub(crate) cipher: &'static str,
+    pub(crate) alpn: Option<Box<str>>,
+    pub(crate) is_resumed: bool,
+    /// Whether the server has proven who it is.
+    pub(crate) is_verified: bool,
+}
+
+/// Why TLS to servers is not possible, with the remedy.
+#[derive(Debug)]
+pub(crate) enum Unusable {
+    File(BadFile),
+    /// The system has no authorities. The text says what was wrong, if anything was.
+    NoAuthorities(String),
+    /// The certificates cannot be used as authorities.
+    Authorities(PathBuf, String),
+}
+
+impl PeerName {
+    /// Returns the name of a target.
+    pub(crate) fn of(target: &Target) -> Self {
+        Self(match target {
+            Target::Ip(address) => Some(ServerName::IpAddress(address.ip().to_canonical().into())),
+            Target::Name(name, _) => ServerName::try_from(name.to_string()).ok(),
+            Target::Unix(_) => None,
+        })
+    }
+
+    /// Returns the name of a server without a name.
+    pub(crate) fn unknown() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Originator {
+    /// Reads the certificates.
+    ///
+    /// # Errors
+    /// Returns the first fault of the files.
+    pub(crate) fn new(settings: ClientSettings) -> Result<Self, Unusable> {
+        let provider = Arc::new(default_provider());
+        let in_force = RwLock::new(read(&settings, &provider)?);
+        Ok(Self {
+            settings,
+            provider,
+            in_force,
+        })
+    }
+
+    /// Returns whether servers would notice no difference.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.settings == other.settings && self.fingerprint() == other.fingerprint()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.in_force.read().fingerprint
+    }
+
+    /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
+    pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
+        let mut seen = self.stamps();
+        loop {
+            sleep(LOOK_AGAIN).await;
+            let now = self.stamps();
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match read(&self.settings, &self.provider) {
+                Ok(new) => {
+                    *self.in_force.write() = new;
+                    tracing::info!(service, "read the changed certificates for targets");
+                }
+                Err(bad) => tracing::error!(service, "the old certificates for targets stay in force: {bad}"),
+            }
+        }
+    }
+
+    /// Returns what changes when a file does. `None` for a file that is missing.
+    fn stamps(&self) -> Vec<Option<(u64, i64, i64, u64)>> {
+        let pair = self.settings.pair.iter();
+        let pair = pair.flat_map(|pair| [&pair.certificate, &pair.key]);
+        let stamp = |file: &Path| {
+            let data = std::fs::metadata(file).ok()?;
+            Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
+        };
+        let files = self.settings.authorities.iter().chain(pair);
+        files.map(|file| stamp(file)).collect()
+    }
+
+    /// Shakes hands with a target. `protocol` is that on which the client has agreed. A check always
+    /// verifies the certificate. The caller limits the time. Cancel safe: dropping the future closes
+    /// the stream.
+    ///
+    /// # Errors
+    /// Returns the reason why the target is not trusted, or refuses.
+    pub(crate) async fn connect_to_target<S>(
+        &self,
+        stream: S,
+        name: &PeerName,
+        protocol: Option<&str>,
+        is_check: bool,
+    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let protocols: Vec<&str> = match &self.settings.alpn {
+            OfferedProtocols::Listed(all) => all.iter().map(AsRef::as_ref).collect(),
+            OfferedProtocols::OfClient => protocol.into_iter().collect(),
+        };
+        let name = self.settings.name.as_ref().or(name.0.as_ref());
+        let in_force = self.in_force.read().clone();
+        let config = if is_check { in_force.checks } else { in_force.config };
+        self.connect(stream, config, name, &protocols).await
+    }
+
+    /// Shakes hands with an upstream proxy. Cancel safe.
+    ///
+    /// # Errors
+    /// Returns the reason why the proxy is not trusted, or refuses.
+    pub(crate) async fn connect_to_proxy<S>(
+        &self,
+        stream: S,
+        name: &PeerName,
+    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let config = Arc::clone(&self.in_force.read().config);
+        self.connect(stream, config, name.0.as_ref(), &[]).await
+    }
+
+    async fn connect<S>(
+        &self,
+        stream: S,
+        config: Arc<ClientConfig>,
+        name: Option<&ServerName<'static>>,
+        protocols: &[&str],
+    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let name = name.expect("the settings have a name for each server").clone();
+        let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        // Nothing was read before. A reader whose buffer is this small never uses it.
+        let stream = BufReader::with_capacity(1, stream);
+        let connector = TlsConnector::from(config);
+        let stream = connector.with_alpn(protocols).connect(name, stream).await?;
+        let agreed = AgreedWithServer::new(stream.get_ref().1, self.settings.verifies);
+        Ok((stream, agreed))
+    }
+}
+
+impl AgreedWithServer {
+    fn new(session: &CommonState, is_verified: bool) -> Self {
+        let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
+        let alpn = session.alpn_protocol().map(spliceway_protocol::printable);
+        Self {
+            version: match session.protocol_version() {
+                Some(ProtocolVersion::TLSv1_3) => "1.3",
+                _ => "1.2",
+            },
+            cipher: suite.and_then(|suite| suite.as_str()).unwrap_or_default(),
+            alpn,
+            is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
+            is_verified,
+        }
+    }
+}
+
+/// The time between two looks at the files.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Reads the files.
+fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InForce, Unusable> {
+    let mut hasher = DefaultHasher::new();
+    let verifier: Arc<dyn ServerCertVerifier> = if settings.verifies {
+        let (roots, all, named) = authorities(settings.authorities.as_deref())?;
+        all.hash(&mut hasher);
+        let verifier = Verifier::new(roots, named, provider);
+        let file = settings.authorities.clone().unwrap_or_default();
+        Arc::new(verifier.map_err(|why| Unusable::Authorities(file, why))?)
+    } else {
+        Arc::new(Unverified(Arc::clone(provider)))
+    };
+    let config = ClientConfig::builder_with_provider(Arc::clone(provider))
+        .with_safe_default_protocol_versions()
+        .expect("the provider has suites of both versions")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    // The configuration keeps the sessions of 256 names, for resumption.
+    let config = match &settings.pair {
+        None => config.with_no_client_auth(),
+        Some(files) => {
+            let pair = Pair::read(files, provider).map_err(Unusable::File)?;
+            pair.key.cert.hash(&mut hasher);
+            config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.key)))
+        }
+    };
+    let mut checks = config.clone();
+    checks.resumption = Resumption::disabled();
+    Ok(InForce {
+        config: Arc::new(config),
+        checks: Arc::new(checks),
+        fingerprint: hasher.finish(),
+    })
+}
+
+/// The authorities to trust, their certificates, and those that the operator's file has.
+type Authorities = (
+    RootCertStore,
+    Vec<CertificateDer<'static>>,
+    Vec<CertificateDer<'static>>,
+);
+
+fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> {
+    let mut roots = RootCertStore::empty();
+    let Some(file) = file else {
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs.iter().cloned());
+        if roots.is_empty() {
+            let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+            return Err(Unusable::NoAuthorities(errors.join(", ")));
+        }
+        return Ok((roots, found.certs, Vec::new()));
+    };
+    let named = read_chain(file).map_err(Unusable::File)?;
+    for certificate in &named {
+        let added = roots.add(certificate.clone());
+        added.map_err(|error| Unusable::Authorities(file.into(), error.to_string()))?;
+    }
+    Ok((roots, named.clone(), named))
+}
+
+impl Display for Unusable {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(bad) => bad.fmt(f),
+            Self::NoAuthorities(errors) => {
+                f.write_str("the system has no certificates of authorities")?;
+                if !errors.is_empty() {
+                    write!(f, " ({errors})")?;
+                }
+                f.write_str(": install the package ca-certificates, or give target_tls_ca")
+            }
+            Self::Authorities(file, why) => {
+                write!(
+                    f,
+                    "{} has a certificate that cannot be an authority: {why}",
+                    file.display()
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Why a handshake with a server has failed.
+
+use std::fmt::{self, Display, Formatter};
+use std::io;
+
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, OtherError};
+use spliceway_protocol::Failure;
+
+use super::verifier::{Untrusted, time};
+
+/// Certificates may have hundreds of names.
+const NAMES_SHOWN: usize = 8;
+
+/// Why a handshake with a server has failed.
+#[derive(Debug)]
+pub(crate) enum ConnectError {
+    /// The certificate is refused.
+    Certificate(BadCertificate),
+    /// The server's first bytes are not TLS.
+    NotTls,
+    /// The server refuses, and says why.
+    Alert(AlertDescription),
+    /// The server has closed the connection in the handshake.
+    Closed,
+    TimedOut,
+    /// The server's messages do not fit the settings.
+    Tls(Error),
+    Io(io::Error),
+}
+
+/// What is wrong with the certificate of a server.
+#[derive(Debug)]
+pub(crate) enum BadCertificate {
+    /// It has expired, at this time if that is known.
+    Expired(Option<Box<str>>),
+    /// It becomes valid later, at this time if that is known.
+    NotValidYet(Option<Box<str>>),
+    /// It has these names, and not the first one.
+    WrongName(Box<str>, Vec<Box<str>>),
+    Untrusted(Untrusted),
+    Other(CertificateError),
+}
+
+impl ConnectError {
+    /// Returns the reason for records and metrics.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Certificate(bad) => bad.as_str(),
+            Self::NotTls => "tls_missing",
+            Self::Alert(_) => "tls_alert",
+            Self::Closed => "tls_closed",
+            Self::TimedOut => "tls_timeout",
+            Self::Tls(_) => "tls_handshake",
+            Self::Io(_) => "tls_io",
+        }
+    }
+
+    /// Returns the failure to report to the client.
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::TimedOut => Failure::TimedOut,
+            _ => Failure::General,
+        }
+    }
+}
+
+impl BadCertificate {
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Expired(_) => "tls_expired",
+            Self::NotValidYet(_) => "tls_not_yet_valid",
+            Self::WrongName(..) => "tls_wrong_name",
+            Self::Untrusted(Untrusted::SelfSigned) => "tls_self_signed",
+            Self::Untrusted(Untrusted::UnknownAuthority(_)) => "tls_unknown_issuer",
+            Self::Untrusted(Untrusted::MissingIssuer(_)) => "tls_missing_issuer",
+            Self::Other(_) => "tls_certificate",
+        }
+    }
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            return Self::Closed;
+        }
+        match error.downcast::<Error>() {
+            Ok(error) => error.into(),
+            Err(error) => Self::Io(error),
+        }
+    }
+}
+
+impl From<Error> for ConnectError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::AlertReceived(alert) => Self::Alert(alert),
+            Error::InvalidCertificate(error) => Self::Certificate(error.into()),
+            Error::InvalidMessage(
+                InvalidMessage::InvalidContentType
+                | InvalidMessage::UnknownProtocolVersion
+                | InvalidMessage::MessageTooLarge
+                | InvalidMessage::InvalidEmptyPayload,
+            ) => Self::NotTls,
+            error => Self::Tls(error),
+        }
+    }
+}
+
+impl From<CertificateError> for BadCertificate {
+    fn from(error: CertificateError) -> Self {
+        match error {
+            CertificateError::Expired => Self::Expired(None),
+            CertificateError::ExpiredContext { not_after, .. } => {
+                Self::Expired(Some(time(not_after).to_string().into()))
+            }
+            CertificateError::NotValidYet => Self::NotValidYet(None),
+            CertificateError::NotValidYetContext { not_before, .. } => {
+                Self::NotValidYet(Some(time(not_before).to_string().into()))
+            }
+            CertificateError::NotValidForNameContext { expected, presented } => {
+                let names = presented.iter().map(|name| bare(name).into()).collect();
+                Self::WrongName(expected.to_str().as_ref().into(), names)
+            }
+            CertificateError::Other(OtherError(error)) => match error.downcast_ref::<Untrusted>() {
+                Some(untrusted) => Self::Untrusted(untrusted.clone()),
+                None => Self::Other(CertificateError::Other(OtherError(error))),
+            },
+            error => Self::Other(error),
+        }
+    }
+}
+
+/// Returns the name in text such as `DnsName("a.example")` or `IpAddress(192.0.2.1)`.
+fn bare(presented: &str) -> String {
+    let inner = presented.split_once('(').and_then(|(_, name)| name.strip_suffix(')'));
+    let name = inner.unwrap_or(presented).trim_matches('"');
+    spliceway_protocol::printable(name.as_bytes()).into()
+}
+
+impl Display for ConnectError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Certificate(bad) => bad.fmt(f),
+            Self::NotTls => f.write_str("the server does not speak TLS on this port"),
+            Self::Alert(alert) => write!(f, "the server refuses with the alert {alert:?}"),
+            Self::Closed => f.write_str("the server has closed the connection in the TLS handshake"),
+            Self::TimedOut => f.write_str("the TLS handshake has not ended within the connect timeout"),
+            Self::Tls(error) => write!(f, "TLS handshake: {error}"),
+            Self::Io(error) => write!(f, "TLS handshake: {error}"),
+        }
+    }
+}
+
+impl Display for BadCertificate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired(None) => f.write_str("the certificate has expired"),
+            Self::Expired(Some(at)) => write!(f, "the certificate has expired: it was valid until {at}"),
+            Self::NotValidYet(None) => f.write_str("the certificate is not valid yet"),
+            Self::NotValidYet(Some(at)) => write!(f, "the certificate is not valid yet: it is valid from {at}"),
+            Self::WrongName(expected, names) if names.is_empty() => {
+                write!(f, "the certificate is not for {expected}: it has no name (SAN) at all")
+            }
+            Self::WrongName(expected, names) => {
+                let (shown, more) = names.split_at(names.len().min(NAMES_SHOWN));
+                write!(
+                    f,
+                    "the certificate is not for {expected}: it is for {}",
+                    shown.join(", ")
+                )?;
+                match more.len() {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more names"),
+                }
+            }
+            Self::Untrusted(why) => why.fmt(f),
+            Self::Other(error) => write!(f, "the certificate is not valid: {error}"),
+        }
+    }
+}

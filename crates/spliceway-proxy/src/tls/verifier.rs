@@ -1,0 +1,248 @@
+//! Verifies the certificate of a server, and says what is wrong with it.
+
+use std::error;
+use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
+use x509_cert::Certificate;
+use x509_cert::der::{Decode, Encode};
+use x509_cert::name::Name;
+
+/// The longest tag and length before the content of a name.
+const HEAD_MAX_BYTES: usize = 4;
+
+/// Verifies chains, names and times.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    chains: Arc<WebPkiServerVerifier>,
+    /// The certificates of the operator's file. One of them may be that of the server itself.
+    named: Vec<CertificateDer<'static>>,
+    /// The names of the authorities, in DER.
+    authorities: Vec<Vec<u8>>,
+}
+
+/// Why no authority vouches for a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Untrusted {
+    SelfSigned,
+    /// The chain ends at this authority, which is not trusted.
+    UnknownAuthority(Box<str>),
+    /// The server has sent no certificate of this authority, which is not a trusted one.
+    MissingIssuer(Box<str>),
+}
+
+impl Verifier {
+    /// Trusts these authorities, at least one. `named` are those that the operator's file has.
+    pub(super) fn new(
+        roots: RootCertStore,
+        named: Vec<CertificateDer<'static>>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        // An anchor has the content of the name, without its tag and its length.
+        let authorities = roots.roots.iter().map(|root| root.subject.to_vec()).collect();
+        let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+        Ok(Self {
+            chains: builder.build().map_err(|error| error.to_string())?,
+            named,
+            authorities,
+        })
+    }
+
+    /// Verifies a server whose own certificate is in the operator's file. Such a certificate may
+    /// also be that of an authority, as `openssl req -x509` makes them.
+    fn verify_named(certificate: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
+        let malformed = |_| Error::InvalidCertificate(CertificateError::BadEncoding);
+        let parsed = Certificate::from_der(certificate).map_err(malformed)?;
+        let validity = parsed.tbs_certificate().validity();
+        let from = UnixTime::since_unix_epoch(validity.not_before.to_unix_duration());
+        let to = UnixTime::since_unix_epoch(validity.not_after.to_unix_duration());
+        if now < from {
+            let why = CertificateError::NotValidYetContext {
+                time: now,
+                not_before: from,
+            };
+            return Err(why.into());
+        }
+        if now > to {
+            let why = CertificateError::ExpiredContext {
+                time: now,
+                not_after: to,
+            };
+            return Err(why.into());
+        }
+        verify_server_name(&ParsedCertificate::try_from(certificate)?, name)
+    }
+
+    /// Returns why the chain of a server leads to no authority, or `None` if the certificates do
+    /// not say it.
+    fn untrusted(&self, own: &CertificateDer<'_>, sent: &[CertificateDer<'_>]) -> Option<Untrusted> {
+        let names = |certificate: &CertificateDer<'_>| {
+            let parsed = Certificate::from_der(certificate).ok()?;
+            let parsed = parsed.tbs_certificate();
+            Some((parsed.subject().clone(), parsed.issuer().clone()))
+        };
+        let (subject, mut issuer) = names(own)?;
+        if subject == issuer {
+            return Some(Untrusted::SelfSigned);
+        }
+        let sent: Vec<(Name, Name)> = sent.iter().filter_map(names).collect();
+        // Each step follows one certificate. Certificates that name each other end the search.
+        for _ in 0..=sent.len() {
+            let Some((subject, next)) = sent.iter().find(|(subject, _)| *subject == issuer) else {
+                return Some(if self.has_authority(&issuer) {
+                    // It has the name of an authority, and another key.
+                    Untrusted::UnknownAuthority(shown(&issuer))
+                } else {
+                    Untrusted::MissingIssuer(shown(&issuer))
+                });
+            };
+            if subject == next {
+                break;
+            }
+            issuer = next.clone();
+        }
+        Some(Untrusted::UnknownAuthority(shown(&issuer)))
+    }
+
+    fn has_authority(&self, name: &Name) -> bool {
+        let der = name.to_der().unwrap_or_default();
+        let is_name = |authority: &Vec<u8>| der.len() <= authority.len() + HEAD_MAX_BYTES && der.ends_with(authority);
+        self.authorities.iter().any(is_name)
+    }
+}
+
+fn shown(name: &Name) -> Box<str> {
+    spliceway_protocol::printable(name.to_string().as_bytes())
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.named.iter().any(|named| named == end_entity) {
+            Self::verify_named(end_entity, server_name, now)?;
+            return Ok(ServerCertVerified::assertion());
+        }
+        let verified = self
+            .chains
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        verified.map_err(|error| {
+            // An authority's certificate that a server uses as its own is one of the other errors.
+            let is_chain = matches!(
+                error,
+                Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_))
+            );
+            let untrusted = is_chain.then(|| self.untrusted(end_entity, intermediates)).flatten();
+            untrusted.map_or(error, |why| CertificateError::Other(OtherError(Arc::new(why))).into())
+        })
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chains.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chains.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chains.supported_verify_schemes()
+    }
+}
+
+/// Accepts every certificate, as the operator has asked. The server must have its key.
+#[derive(Debug)]
+pub(super) struct Unverified(pub(super) Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl Display for Untrusted {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SelfSigned => f.write_str(
+                "the certificate is self-signed and not trusted: give it, or that of its authority, as target_tls_ca",
+            ),
+            Self::UnknownAuthority(name) => write!(
+                f,
+                "the authority {name:?} is not trusted: give its certificate as target_tls_ca"
+            ),
+            Self::MissingIssuer(name) => write!(
+                f,
+                "the issuer {name:?} is unknown: the server must send this intermediate certificate, \
+                 or target_tls_ca must have it"
+            ),
+        }
+    }
+}
+
+impl error::Error for Untrusted {}
+
+/// Returns the time of a certificate as text.
+pub(super) fn time(at: UnixTime) -> impl Display {
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_secs(at.as_secs()))
+}
