@@ -9,6 +9,7 @@ mod origin;
 mod program;
 mod service;
 mod settle;
+mod target_tls;
 mod targets;
 mod tls;
 mod udp;

@@ -26,6 +26,13 @@ pub(super) fn toml(mut config: Config) -> String {
         service.auth_file = service.auth_file.take().map(Value::<File>::absolute);
         service.to_allow = service.to_allow.take().map(List::<Rule>::absolute);
         service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
+        for files in [&mut service.tls_cert, &mut service.tls_key] {
+            *files = files.take().map(List::<File>::absolute);
+        }
+        let target_tls = [&mut service.target_tls_ca, &mut service.target_tls_cert];
+        for file in target_tls.into_iter().chain([&mut service.target_tls_key]) {
+            *file = file.take().map(Value::<File>::absolute);
+        }
     }
     let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
     for variable in [AUTH_VARIABLE, UPSTREAM_VARIABLE] {

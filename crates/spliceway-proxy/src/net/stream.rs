@@ -18,7 +18,7 @@ use super::tls_stream::TlsStream;
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// TLS over one of the others.
+    /// TLS over another stream.
     Tls(Box<TlsStream<Stream>>),
 }
 
@@ -56,7 +56,8 @@ impl Stream {
     /// Returns the socket, which is below TLS.
     pub(crate) fn socket(&self) -> &Self {
         match self {
-            Self::Tls(stream) => stream.socket(),
+            // TLS to a target may be inside of TLS to a proxy.
+            Self::Tls(stream) => stream.socket().socket(),
             socket => socket,
         }
     }
@@ -64,7 +65,7 @@ impl Stream {
     /// Returns the socket, and gives up TLS.
     pub(crate) fn into_socket(self) -> Self {
         match self {
-            Self::Tls(stream) => stream.into_socket(),
+            Self::Tls(stream) => stream.into_socket().into_socket(),
             socket => socket,
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio_rustls::TlsStream as Inner;
@@ -18,6 +18,8 @@ pub(crate) struct TlsStream<S> {
     /// The reader has bytes that came before or with the first message of TLS.
     inner: Inner<BufReader<S>>,
     is_truncated: Arc<AtomicBool>,
+    /// Becomes `true` if what this side sends is cut, so that its end must not look complete.
+    is_cut: Option<Arc<AtomicBool>>,
     /// Whether this side has announced its end.
     is_finished: bool,
 }
@@ -27,6 +29,7 @@ impl<S: AsyncRead> TlsStream<S> {
         Self {
             inner: inner.into(),
             is_truncated: Arc::default(),
+            is_cut: None,
             is_finished: false,
         }
     }
@@ -40,6 +43,11 @@ impl<S: AsyncRead> TlsStream<S> {
     /// may be missing.
     pub(crate) fn truncation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_truncated)
+    }
+
+    /// Ends without an announcement if the source of what this side sends has ended without one.
+    pub(crate) fn pass_truncation_of(&mut self, source: Arc<AtomicBool>) {
+        self.is_cut = Some(source);
     }
 
     /// Returns whether this side has announced its end, so that the other side knows that it has
@@ -79,7 +87,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.is_finished = true;
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        let this = &mut *self;
+        if this
+            .is_cut
+            .as_ref()
+            .is_some_and(|is_cut| is_cut.load(Ordering::Relaxed))
+        {
+            ready!(Pin::new(&mut this.inner).poll_flush(cx))?;
+            return Pin::new(this.inner.get_mut().0).poll_shutdown(cx);
+        }
+        this.is_finished = true;
+        Pin::new(&mut this.inner).poll_shutdown(cx)
     }
 }

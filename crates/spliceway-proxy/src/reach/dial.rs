@@ -13,15 +13,16 @@ mod chain;
 mod dialer;
 mod error;
 mod happy_eyeballs;
+mod originate;
 mod request;
 mod resolver;
 mod socket;
 mod unix;
 mod upstream;
 
-pub(crate) use dialer::{DialSettings, Dialed, Dialer};
+pub(crate) use dialer::{DialSettings, Dialed, Dialer, TargetTls};
 pub(crate) use error::DialError;
-pub(crate) use request::{DialRequest, Passage};
+pub(crate) use request::{Destination, DialRequest, Passage, TLS_PREFIX, TlsRequest};
 #[cfg(test)]
 pub(super) use resolver::Families;
 pub(crate) use resolver::{LookupError, ResolverSettings};

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use crate::reach::dial::{Destination, TLS_PREFIX};
+use crate::tls::client::PeerName;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::tls::{ClientHello, Refusal};
 
@@ -29,7 +31,7 @@ pub(crate) struct Route {
 struct Choice {
     /// The protocol that a client must offer. `None` means any client.
     protocol: Option<Box<[u8]>>,
-    target: Target,
+    target: Destination,
 }
 
 /// The routes of a service.
@@ -37,9 +39,9 @@ struct Choice {
 pub(crate) struct Routes {
     choices: BTreeMap<Box<str>, Vec<Choice>>,
     /// The target of clients that have no route.
-    default: Option<Target>,
+    default: Option<Destination>,
     /// The target of clients that do not speak TLS, or send nothing.
-    not_tls: Option<Target>,
+    not_tls: Option<Destination>,
     count: usize,
 }
 
@@ -65,7 +67,7 @@ impl Routes {
     }
 
     /// Sets the targets of clients without a route, and of clients that do not speak TLS.
-    pub(crate) fn with_others(mut self, default: Option<Target>, not_tls: Option<Target>) -> Self {
+    pub(crate) fn with_others(mut self, default: Option<Destination>, not_tls: Option<Destination>) -> Self {
         (self.default, self.not_tls) = (default, not_tls);
         self
     }
@@ -75,7 +77,7 @@ impl Routes {
     ///
     /// # Errors
     /// Returns the reason for a refusal if the client has no route, and there is no default.
-    pub(crate) fn target(&self, hello: &ClientHello) -> Result<&Target, Refusal> {
+    pub(crate) fn target(&self, hello: &ClientHello) -> Result<&Destination, Refusal> {
         let mut refusal = match &hello.name {
             None => Refusal::NoName,
             Some(_) => Refusal::UnknownName,
@@ -103,18 +105,18 @@ impl Routes {
     ///
     /// # Errors
     /// Returns the reason for a refusal if there is no such target, and no default.
-    pub(crate) fn target_without_tls(&self) -> Result<&Target, Refusal> {
+    pub(crate) fn target_without_tls(&self) -> Result<&Destination, Refusal> {
         self.not_tls.as_ref().or(self.default.as_ref()).ok_or(Refusal::Missing)
     }
 
     /// Returns the target for a client that sends nothing. The default target does not count: a TLS
     /// server would wait for the client, too.
-    pub(crate) fn silent_target(&self) -> Option<&Target> {
+    pub(crate) fn silent_target(&self) -> Option<&Destination> {
         self.not_tls.as_ref()
     }
 
     /// Returns the targets of all routes.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Destination> {
         self.choices.values().flatten().map(|choice| &choice.target)
     }
 
@@ -122,7 +124,7 @@ impl Routes {
         self.count
     }
 
-    pub(crate) fn default_target(&self) -> Option<&Target> {
+    pub(crate) fn default_target(&self) -> Option<&Destination> {
         self.default.as_ref()
     }
 }
@@ -151,12 +153,19 @@ impl FromStr for Route {
     }
 }
 
-/// Parses a target with one port.
-pub(crate) fn target_of(text: &str) -> Result<Target, String> {
+/// Parses a target with one port. `tls://` may stand before it.
+pub(crate) fn target_of(text: &str) -> Result<Destination, String> {
+    let (text, is_tls) = match text.strip_prefix(TLS_PREFIX) {
+        Some(text) => (text, true),
+        None => (text, false),
+    };
     let target: Target = text.parse()?;
     match target.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
-        _ => Ok(target),
+        _ => Ok(Destination {
+            tls: is_tls.then(|| PeerName::of(&target)),
+            target,
+        }),
     }
 }
 
@@ -183,7 +192,7 @@ mod tests {
 
     fn routes(all: &[&str], default: Option<&str>) -> Routes {
         let all = all.iter().map(|text| text.parse().unwrap()).collect();
-        let default = default.map(|text| text.parse().unwrap());
+        let default = default.map(|text| target_of(text).unwrap());
         Routes::new(all).unwrap().with_others(default, None)
     }
 

@@ -24,8 +24,9 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
 use crate::net::stream::Stream;
-use crate::reach::dial::{DialRequest, Dialed, Passage};
+use crate::reach::dial::{DialRequest, Dialed, Passage, TlsRequest};
 use crate::settings::Kind;
+use crate::tls::client::PeerName;
 use departure::{Finish, departed};
 use exchange::{NoAnswer, Patience};
 use spliceway_protocol::http::{self, Body, Chunks, Malformed};
@@ -57,9 +58,13 @@ impl Connecting {
     pub(super) async fn dial(&mut self, guard: &mut Guard) -> Result<Dialed, Outcome> {
         let started = Instant::now();
         let dialer = self.service.dialer_of(self.request.user.as_deref());
+        let protocol = protocol_of_client(guard);
+        let (name, protocol) = (self.request.tls.as_ref(), protocol.as_deref());
+        let introduction = name.map_or_else(Vec::new, |_| self.introduction());
+        let request = self.dial_request(name, &introduction, protocol);
         let dialed = tokio::select! {
             biased;
-            dialed = dialer.dial_for(&self.request.request.target, self.dial_request()) => dialed,
+            dialed = dialer.dial_for(&self.request.request.target, request) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let mut dialed = match dialed {
@@ -68,6 +73,7 @@ impl Connecting {
         };
         guard.connected(dialed.address, started.elapsed());
         guard.keep(dialed.own.take());
+        self.began_tls(&mut dialed, introduction.len(), guard);
         if let Some(proxy) = dialed.proxy.take() {
             self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
         }
@@ -86,8 +92,20 @@ impl Connecting {
         self.send(&self.request.succeeded(bound)).await
     }
 
-    fn dial_request(&self) -> DialRequest<'_> {
+    /// Returns how to dial. With a name, the target speaks TLS.
+    fn dial_request<'a>(
+        &'a self,
+        name: Option<&'a PeerName>,
+        introduction: &'a [u8],
+        protocol: Option<&'a str>,
+    ) -> DialRequest<'a> {
         DialRequest {
+            tls: name.map(|name| TlsRequest {
+                name,
+                introduction,
+                protocol,
+                is_check: false,
+            }),
             // A proxy passes no upgrade on, so a client that asks for one gets a tunnel.
             passage: match self.request.body {
                 Some(Body::Bytes(_) | Body::Chunked) => Passage::Request,
@@ -96,6 +114,15 @@ impl Connecting {
             client: self.client_ip(),
             via: &self.request.via,
             hops: self.hops,
+        }
+    }
+
+    /// Records the TLS of the target, which then has the PROXY header.
+    fn began_tls(&mut self, dialed: &mut Dialed, introduction: usize, guard: &Guard) {
+        if let Some(tls) = dialed.tls.take() {
+            self.header = None;
+            guard.sent_ahead(introduction as u64);
+            guard.session().facts().target_tls = Some(tls);
         }
     }
 
@@ -200,11 +227,17 @@ impl Connecting {
     /// Returns the first bytes for the target: a PROXY header, if the service sends one, and the
     /// request, if it is meant for the target. A second call returns no bytes.
     fn first_bytes(&mut self) -> Vec<u8> {
-        let Addresses { client, reached, tlvs } = &self.addresses;
-        let encode = |version| proxy::encode(version, *client, *reached, tlvs);
-        let mut bytes = self.header.take().map_or_else(Vec::new, encode);
+        let mut bytes = self.introduction();
+        self.header = None;
         bytes.append(&mut self.request.head);
         bytes
+    }
+
+    /// Returns the PROXY header, if the service sends one and the target does not have it yet.
+    fn introduction(&self) -> Vec<u8> {
+        let Addresses { client, reached, tlvs } = &self.addresses;
+        let encode = |version| proxy::encode(version, *client, *reached, tlvs);
+        self.header.map_or_else(Vec::new, encode)
     }
 
     /// Returns both ends of the relay.
@@ -246,6 +279,12 @@ impl Connecting {
             },
         })
     }
+}
+
+/// Returns the protocol on which the client has agreed, if a target may be offered it.
+fn protocol_of_client(guard: &Guard) -> Option<Box<str>> {
+    let facts = guard.session().facts();
+    facts.tls.as_ref().and_then(|tls| tls.agreed.alpn.clone())
 }
 
 fn charge(rate: &Option<RateLimit>, bytes: u64) {

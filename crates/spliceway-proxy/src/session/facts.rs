@@ -23,6 +23,7 @@ use super::tls_facts::TlsFacts;
 use crate::access::accounts::Entered;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::outcome::SessionEnd;
+use crate::reach::dial::TargetTls;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as
 /// at the end of a drain.
@@ -52,6 +53,8 @@ pub(crate) struct Facts {
     pub(crate) server_name: Option<Box<str>>,
     /// What the client and this program have agreed on, if the program ends the TLS of the client.
     pub(super) tls: Option<Box<TlsFacts>>,
+    /// What the target and this program have agreed on, if the target speaks TLS.
+    pub(super) target_tls: Option<Box<TargetTls>>,
     pub(crate) target: Option<Target>,
     /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
     /// address.

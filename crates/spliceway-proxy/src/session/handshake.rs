@@ -12,9 +12,10 @@ use crate::access::auth::{Busy, Penalties, Standing, Users};
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
+use crate::reach::dial::Destination;
 use crate::reach::sni::Routes;
 use crate::settings::Kind;
-use spliceway_protocol::address::Target;
+use crate::tls::client::PeerName;
 use spliceway_protocol::{
     Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
 };
@@ -41,6 +42,9 @@ pub(super) struct ClientRequest {
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
     pub(super) via: String,
+    /// The name that the certificate of the target must have. `None` means that it does not speak
+    /// TLS.
+    pub(super) tls: Option<PeerName>,
 }
 
 /// The facts that a client has stated about itself so far. The record includes them even if the
@@ -147,6 +151,7 @@ async fn receive_socks5(
         head: Vec::new(),
         body: None,
         via: http::first_via(),
+        tls: None,
     })
 }
 
@@ -161,6 +166,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         head: Vec::new(),
         body: None,
         via: http::first_via(),
+        tls: None,
     })
 }
 
@@ -199,6 +205,7 @@ async fn receive_http(
         head,
         body,
         via: parser.into_via(),
+        tls: None,
     })
 }
 
@@ -328,8 +335,10 @@ impl Unproven {
 
 impl ClientRequest {
     /// Returns the implied request of a client whose target the operator has named.
-    pub(super) fn to_fixed_target(target: Target) -> Self {
+    pub(super) fn to_fixed_target(to: impl Into<Destination>) -> Self {
+        let Destination { target, tls } = to.into();
         Self {
+            tls,
             request: Request {
                 command: Command::Connect,
                 target,

@@ -30,8 +30,8 @@ pub(super) enum Relayed {
 /// Relays between sockets of concrete types, because the relay decides by type what it can splice.
 pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
     let Ends {
-        client,
-        upstream,
+        mut client,
+        mut upstream,
         rates,
         begin,
     } = ends;
@@ -46,6 +46,7 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         // The bytes of TLS pass through user space, even with `--splice on`.
         options = options.engine(Engine::Copy);
     }
+    pass_truncations(&mut client, &mut upstream);
     let state = match begin {
         Begin::New {
             up,
@@ -80,6 +81,15 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
             };
             Relayed::Suspended(Box::new(suspended), to)
         }
+    }
+}
+
+/// Makes an end that is not announced on one side an end that is not announced on the other. A cut
+/// answer must not look complete.
+fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
+    if let (Stream::Tls(client), Stream::Tls(upstream)) = (client, upstream) {
+        client.pass_truncation_of(upstream.truncation());
+        upstream.pass_truncation_of(client.truncation());
     }
 }
 

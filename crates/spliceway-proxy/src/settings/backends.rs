@@ -14,7 +14,9 @@ pub(super) fn balance(
     backends: Vec<BackendSettings>,
 ) -> Result<Option<BalanceSettings>, Fault> {
     let check = check(service)?;
-    let is_special = |backend: &BackendSettings| backend.max_conns.is_some() || backend.members != Members::One;
+    let is_special = |backend: &BackendSettings| {
+        backend.max_conns.is_some() || backend.members != Members::One || backend.tls.is_some()
+    };
     let is_needed = backends.len() > 1 || check.is_some() || backends.iter().any(is_special);
     Ok(is_needed.then(|| BalanceSettings {
         policy: service.balance(),

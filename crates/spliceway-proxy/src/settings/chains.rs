@@ -116,7 +116,7 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
         targets.extend(all.map(|target| (target, "to", at)));
     } else if let Kind::Sni(routes) = &service.kind {
         let at = service.config.route.as_ref().and_then(List::at);
-        targets.extend(routes.targets().map(|target| (target.clone(), "route", at)));
+        targets.extend(routes.targets().map(|to| (to.target.clone(), "route", at)));
         let others = [
             (
                 "default_target",
@@ -127,7 +127,7 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
         ];
         for (key, target, value) in others {
             let at = value.as_ref().and_then(Value::at);
-            targets.extend(target.map(|target| (target.clone(), key, at)));
+            targets.extend(target.map(|to| (to.target.clone(), key, at)));
         }
     }
     let hop = |(target, key, at): (Target, _, _)| distinct.service_at(&target).map(|to| Hop { to, key, at });

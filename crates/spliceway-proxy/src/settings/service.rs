@@ -17,6 +17,7 @@ use crate::net::transparent::Interception;
 use crate::reach::balance::BalanceSettings;
 use crate::reach::dial::DialSettings;
 use crate::reach::sni::Routes;
+use crate::tls::client::Originator;
 use crate::tls::server::Terminator;
 
 /// The settings of one service.
@@ -43,6 +44,8 @@ pub(crate) struct ServiceSettings {
     /// Ends the TLS of the clients. `None` means that clients speak no TLS to the service.
     pub(crate) tls: Option<Arc<Terminator>>,
     pub(crate) send_proxy: Option<proxy::Version>,
+    /// Speaks TLS to targets and upstream proxies. `None` if none of them speaks it.
+    pub(crate) originator: Option<Arc<Originator>>,
     pub(crate) dial: DialSettings,
     /// The backends of a forwarder. `None` if there is only the target of its kind.
     pub(crate) balance: Option<BalanceSettings>,

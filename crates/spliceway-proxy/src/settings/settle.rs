@@ -13,6 +13,7 @@ use super::chains;
 use super::distinct::Distinct;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
+use super::target_tls::{self, Servers};
 use super::targets::Lists;
 use super::tls;
 use super::udp;
@@ -200,6 +201,15 @@ fn settle_service(
         udp::check(&service, &backends)?;
     }
     let tls = tls::terminator(&service, origin)?.map(Arc::new);
+    let dial = dial(&service, connect)?;
+    let probe = service.check.as_ref().map(Value::parsed);
+    let servers = Servers {
+        kind: &kind,
+        backends: &backends,
+        upstreams: &dial.upstreams,
+        check: probe.as_ref(),
+    };
+    let originator = target_tls::originator(&service, &servers, origin, warnings)?.map(Arc::new);
     let settled = ServiceSettings {
         name: match (&service.name, transport) {
             (Some(name), _) => interned(&name.parsed()),
@@ -222,7 +232,8 @@ fn settle_service(
         accept_proxy: accept_proxy(&service)?,
         tls,
         send_proxy: parsed(&service.send_proxy),
-        dial: dial(&service, connect)?,
+        originator,
+        dial,
         balance: balance(&service, backends)?,
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,

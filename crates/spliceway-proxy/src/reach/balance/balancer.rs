@@ -14,6 +14,7 @@ use super::ejection::{Availability, Credit};
 use super::policy::{self, Candidate, Policy};
 use super::queue::Queue;
 use super::settings::{BackendSettings, BalanceSettings, Members};
+use crate::tls::client::PeerName;
 
 /// The backends of a service, and the clients that wait for one.
 #[derive(Debug)]
@@ -57,6 +58,7 @@ pub(crate) struct Lease {
     pub(super) balancer: Arc<Balancer>,
     pub(super) backend: Arc<Backend>,
     pub(super) targets: TargetRange,
+    pub(super) tls: Option<PeerName>,
     /// Whether this session tries if an ejected backend works again.
     pub(super) is_trial: bool,
     pub(super) connected: Option<(Instant, Credit)>,

@@ -24,6 +24,7 @@ use super::ejection::{Credit, EARLY};
 use super::policy;
 use crate::kit::client_key::ClientKey;
 use crate::kit::refusal::Refusal;
+use crate::reach::dial::Destination;
 
 /// The most backends that are tried for one client. HAProxy has the same default.
 pub(super) const TRIES_MAX: usize = 4;
@@ -185,6 +186,7 @@ impl Lease {
             balancer: Arc::clone(balancer),
             backend: Arc::clone(&entry.backend),
             targets: entry.settings.targets.clone(),
+            tls: entry.settings.tls.clone(),
             is_trial: false,
             connected: None,
             retries: 0,
@@ -192,8 +194,11 @@ impl Lease {
     }
 
     /// Returns the target for clients of the listener at this offset in its range.
-    pub(crate) fn target(&self, port_index: u16) -> Target {
-        self.targets.nth(port_index)
+    pub(crate) fn target(&self, port_index: u16) -> Destination {
+        Destination {
+            target: self.targets.nth(port_index),
+            tls: self.tls.clone(),
+        }
     }
 
     /// Records that the session has connected. `slow` is the time that is too long for it.

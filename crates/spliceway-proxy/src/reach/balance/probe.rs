@@ -8,6 +8,7 @@ use std::str::FromStr;
 use spliceway_protocol::address::Target;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::net::stream::Stream;
 use crate::reach::dial::{DialError, Dialed};
 
 /// The most bytes of an answer that are looked at.
@@ -24,8 +25,10 @@ const TLS_RECORDS: [u8; 2] = [21, 22];
 pub(crate) enum Probe {
     /// The connection is enough.
     Connect,
-    /// A TLS ClientHello, which a TLS record must answer.
+    /// A TLS handshake, in which the backend proves who it is. The dial has it.
     Tls,
+    /// A TLS ClientHello, which a TLS record must answer. Nothing is proven.
+    TlsHello,
     /// A request for this path, whose answer must have one of these statuses.
     Http(Box<str>, RangeInclusive<u16>),
     /// These bytes, and bytes that the answer must contain.
@@ -45,7 +48,13 @@ pub(super) enum Unhealthy {
 impl Probe {
     /// Checks a backend. A check of HTTP asks for `host`.
     pub(super) async fn run(&self, dialed: Dialed, introduction: &[u8], host: &Target) -> Result<(), Unhealthy> {
-        self.talk(dialed.stream, dialed.early, introduction, host).await
+        let mut stream = dialed.stream;
+        self.talk(&mut stream, dialed.early, introduction, host).await?;
+        if matches!(stream, Stream::Tls(_)) {
+            // Some servers log a connection that ends without an announcement.
+            let _ = stream.shutdown().await;
+        }
+        Ok(())
     }
 
     async fn talk(
@@ -57,8 +66,8 @@ impl Probe {
     ) -> Result<(), Unhealthy> {
         let mut said = introduction.to_vec();
         match self {
-            Self::Connect => {}
-            Self::Tls => said.extend(client_hello()),
+            Self::Connect | Self::Tls => {}
+            Self::TlsHello => said.extend(client_hello()),
             Self::Http(path, _) => {
                 let request = format!(
                     "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: spliceway\r\nConnection: close\r\n\r\n",
@@ -87,8 +96,8 @@ impl Probe {
     /// Returns whether this is the answer that is expected, or `None` if more must be read.
     fn is_answered(&self, answer: &[u8]) -> Option<bool> {
         match self {
-            Self::Connect => Some(true),
-            Self::Tls => answer.first().map(|first| TLS_RECORDS.contains(first)),
+            Self::Connect | Self::Tls => Some(true),
+            Self::TlsHello => answer.first().map(|first| TLS_RECORDS.contains(first)),
             Self::Http(_, statuses) => is_http_answered(answer, statuses),
             Self::Send(_, expected) => {
                 let is_here = expected.is_empty() || answer.windows(expected.len()).any(|part| part == expected);
@@ -178,10 +187,11 @@ impl FromStr for Probe {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let expected = "expected connect, tls, http:/PATH or send:TEXT";
+        let expected = "expected connect, tls, tls-hello, http:/PATH or send:TEXT";
         match text.split_once(':').unwrap_or((text, "")) {
             ("connect", "") => Ok(Self::Connect),
             ("tls", "") => Ok(Self::Tls),
+            ("tls-hello", "") => Ok(Self::TlsHello),
             ("http", path) if is_path(path) => Ok(Self::Http(path.into(), 200..=399)),
             ("send", text) => Ok(Self::Send(unescaped(text)?, Vec::new())),
             _ => Err(expected),
@@ -196,7 +206,7 @@ impl Probe {
     /// Returns an error if this kind of check expects something else.
     pub(crate) fn expect(&mut self, text: &str) -> Result<(), &'static str> {
         match self {
-            Self::Connect | Self::Tls => return Err("is only for checks http:/PATH and send:TEXT"),
+            Self::Connect | Self::Tls | Self::TlsHello => return Err("is only for checks http:/PATH and send:TEXT"),
             Self::Http(_, statuses) => {
                 let expected = "expected a status such as 200, or 200-299";
                 let (first, last) = text.split_once('-').unwrap_or((text, text));

@@ -9,6 +9,7 @@ use spliceway_protocol::address::{Target, TargetRange};
 use super::check::CheckSettings;
 use super::ejection::EjectSettings;
 use super::policy::Policy;
+use crate::tls::client::PeerName;
 
 /// The most backends of a service. A choice looks at each of them, which takes up to 5 µs for so
 /// many.
@@ -37,6 +38,8 @@ pub(crate) struct BackendSettings {
     /// clients it gets.
     pub(crate) name: Box<str>,
     pub(crate) targets: TargetRange,
+    /// The name that its certificate must have. `None` means that it does not speak TLS.
+    pub(crate) tls: Option<PeerName>,
     /// The share of sessions that it should get.
     pub(crate) weight: NonZeroU32,
     /// Whether it gets sessions only if no other backend is available.

@@ -96,7 +96,10 @@ fn no_backend_is_tried_twice_and_at_most_four_are() {
 fn a_range_of_ports_maps_to_the_ports_of_each_backend() {
     let balancer = balancer(Policy::First, &["a:10-12"], None);
     let lease = any(&balancer);
-    assert_eq!((lease.target(0).port(), lease.target(2).port()), (Some(10), Some(12)));
+    assert_eq!(
+        (lease.target(0).target.port(), lease.target(2).target.port()),
+        (Some(10), Some(12))
+    );
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway_protocol::address::Target;
 use tokio::time::Instant;
 
 use super::backend::{Failure, Tried};
@@ -11,7 +10,7 @@ use super::balancer::{Balancer, Lease};
 use crate::kit::client_key::ClientKey;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
-use crate::reach::dial::DialError;
+use crate::reach::dial::{Destination, DialError};
 
 /// How the backends are tried for a client.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +43,7 @@ impl Balancer {
     pub(crate) async fn connect<C, F>(
         self: &Arc<Self>,
         tries: Tries,
-        mut connect: impl FnMut(Target) -> F,
+        mut connect: impl FnMut(Destination) -> F,
     ) -> Result<(C, Lease), Outcome>
     where
         F: Future<Output = Result<C, NotConnected>>,
@@ -100,7 +99,7 @@ mod tests {
             max_wait: Duration::from_secs(1),
             slow: Duration::MAX,
         };
-        let attempt = |target: Target| {
+        let attempt = |target: Destination| {
             targets.push(target.to_string());
             let refused = NotConnected {
                 outcome: SessionEnd::ConnectFailed("ECONNREFUSED").into(),

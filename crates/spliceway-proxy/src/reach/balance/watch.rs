@@ -11,9 +11,10 @@ use super::backend::Backend;
 use super::balancer::{Balancer, Entry};
 use super::check::CheckSettings;
 use super::members::watch_name;
-use super::probe::Unhealthy;
+use super::probe::{Probe, Unhealthy};
 use super::settings::Members;
-use crate::reach::dial::{DialRequest, Dialer};
+use crate::reach::dial::{Destination, DialRequest, Dialer, TlsRequest};
+use crate::tls::client::PeerName;
 
 /// The most checks of a service that run at the same time. Each needs a descriptor.
 const RUNNING_MAX: usize = 32;
@@ -60,14 +61,14 @@ impl Balancer {
 
     /// Returns the backends with their targets, and with the hosts that their checks ask for. The
     /// first port of a range stands for all.
-    pub(super) fn targets(&self) -> Vec<(Arc<Backend>, Target, Target)> {
+    pub(super) fn targets(&self) -> Vec<(Arc<Backend>, Destination, Target)> {
         // A server may serve several names, so an address of a name is asked for the name.
         let check = |entry: &Entry| {
-            let target = entry.settings.targets.nth(0);
+            let (target, tls) = (entry.settings.targets.nth(0), entry.settings.tls.clone());
             let name = self.names().find(|name| name.name == entry.group);
             let name = name.filter(|name| name.members == Members::EachAddress);
             let host = name.map_or_else(|| target.clone(), |name| name.targets.nth(0));
-            (Arc::clone(&entry.backend), target, host)
+            (Arc::clone(&entry.backend), Destination { target, tls }, host)
         };
         self.inner.lock().entries.iter().map(check).collect()
     }
@@ -87,15 +88,17 @@ async fn watch_checks(balancer: Arc<Balancer>, settings: CheckSettings, dialer: 
             }
             stays
         });
-        for (backend, target, host) in current {
+        for (backend, to, host) in current {
             if running.iter().any(|(one, _)| Arc::ptr_eq(one, &backend)) {
                 continue;
             }
+            let is_tls_check = settings.probe == Probe::Tls;
             let task = Task {
                 balancer: Arc::clone(&balancer),
                 settings: Arc::clone(&settings),
                 backend: Arc::clone(&backend),
-                target,
+                tls: to.tls.or_else(|| is_tls_check.then(|| PeerName::of(&host))),
+                target: to.target,
                 host,
                 dialer: dialer.clone(),
                 permits: Arc::clone(&permits),
@@ -117,6 +120,8 @@ struct Task {
     settings: Arc<CheckSettings>,
     backend: Arc<Backend>,
     target: Target,
+    /// The name that its certificate must have. `None` means that the check has no TLS.
+    tls: Option<PeerName>,
     /// What a check of HTTP asks for.
     host: Target,
     dialer: Dialer,
@@ -147,9 +152,20 @@ impl Task {
     async fn check(&self) -> Result<(), Unhealthy> {
         let _permit = self.permits.acquire().await;
         let check = async {
-            let dialed = self.dialer.dial_for(&self.target, DialRequest::default()).await;
+            let introduction = &self.settings.introduction[..];
+            let request = DialRequest {
+                tls: self.tls.as_ref().map(|name| TlsRequest {
+                    name,
+                    introduction,
+                    protocol: None,
+                    is_check: true,
+                }),
+                ..DialRequest::default()
+            };
+            let dialed = self.dialer.dial_for(&self.target, request).await;
             let dialed = dialed.map_err(Unhealthy::Unreachable)?;
-            let introduction = &self.settings.introduction;
+            // With TLS, the backend has the introduction.
+            let introduction = if self.tls.is_some() { &[] } else { introduction };
             self.settings.probe.run(dialed, introduction, &self.host).await
         };
         let checked = timeout(self.settings.interval, check).await;

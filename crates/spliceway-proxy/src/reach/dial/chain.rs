@@ -67,10 +67,12 @@ impl Dialer {
         self.policy.check_passed_on(name, target)?;
         let proxies = &self.settings.upstreams;
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;
-        let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
+        let dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
+        let mut dialed = self.secured(dialed, &proxies[0], caller).await?;
         for (proxy, next) in proxies.iter().zip(&proxies[1..]) {
             let connected = self.connect_to_next(&mut dialed, proxy, next, via, caller).await;
             connected.map_err(|error| next.unreachable(error))?;
+            dialed = self.secured(dialed, next, caller).await?;
         }
         let last = &proxies[proxies.len() - 1];
         if passage == Passage::Request && last.scheme == Scheme::Http {
@@ -79,6 +81,14 @@ impl Dialer {
         }
         request_connection(&mut dialed, last, target, via, caller.deadline).await?;
         Ok(dialed)
+    }
+
+    /// Speaks TLS to the proxy at the other end, if the operator says so.
+    async fn secured(&self, dialed: Dialed, proxy: &UpstreamProxy, caller: Caller) -> Result<Dialed, DialError> {
+        if !proxy.is_tls {
+            return Ok(dialed);
+        }
+        Box::pin(self.begin_tls_to_proxy(dialed, proxy, caller.deadline)).await
     }
 
     async fn connect_to_next(
@@ -100,7 +110,7 @@ impl Dialer {
 }
 
 impl UpstreamProxy {
-    fn fault(&self, fault: UpstreamFault) -> DialError {
+    pub(super) fn fault(&self, fault: UpstreamFault) -> DialError {
         DialError::Upstream(self.to_string().into(), fault)
     }
 

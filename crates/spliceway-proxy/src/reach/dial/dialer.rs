@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -23,6 +24,7 @@ use crate::net::hops::Hops;
 use crate::net::outgoing::SocketSettings;
 use crate::net::stream::Stream;
 use crate::net::transparent::OwnDial;
+use crate::tls::client::{AgreedWithServer, Originator};
 use spliceway_protocol::address::{Target, canonical};
 
 /// The settings for connections to targets.
@@ -33,7 +35,8 @@ pub(crate) struct DialSettings {
     /// The chain of upstream proxies, at most [`CHAIN_MAX`]. The first one is dialled directly, and
     /// each further one through those before it.
     pub(crate) upstreams: Vec<UpstreamProxy>,
-    /// The total time for the lookup, all attempts and all handshakes with upstream proxies.
+    /// The total time for the lookup, all attempts, all handshakes with upstream proxies, and the
+    /// TLS handshake with the target.
     pub(crate) timeout: Duration,
 }
 
@@ -46,6 +49,8 @@ pub(crate) struct Dialer {
     /// Descriptors for the attempts of a dial that run in parallel with its first attempt. All
     /// clients share them. The first attempt uses the session's own descriptor.
     pub(super) beside: Arc<Semaphore>,
+    /// Speaks TLS to targets and upstream proxies. `None` if none of them speaks it.
+    originator: Option<Arc<Originator>>,
 }
 
 /// A connection to a target.
@@ -62,6 +67,16 @@ pub(crate) struct Dialed {
     pub(crate) own: Option<Box<OwnDial>>,
     /// The HTTP proxy at the other end, if it awaits the request in place of the target.
     pub(crate) proxy: Option<Box<UpstreamProxy>>,
+    /// What is known about the TLS of the target. The target then has the PROXY header.
+    pub(crate) tls: Option<Box<TargetTls>>,
+}
+
+/// What is known about the TLS of a target.
+#[derive(Debug)]
+pub(crate) struct TargetTls {
+    pub(crate) agreed: AgreedWithServer,
+    /// Becomes `true` if the target ends the connection without an announcement.
+    pub(crate) is_truncated: Arc<AtomicBool>,
 }
 
 impl Dialer {
@@ -77,7 +92,18 @@ impl Dialer {
             beside: Arc::new(Semaphore::new((transient / 2).max(1))),
             settings: Arc::new(settings),
             policy,
+            originator: None,
         })
+    }
+
+    /// Returns what speaks TLS to targets and upstream proxies.
+    pub(crate) fn originator(&self) -> Option<&Arc<Originator>> {
+        self.originator.as_ref()
+    }
+
+    /// Returns the dialer with another way to speak TLS.
+    pub(crate) fn with_tls(self, originator: Option<Arc<Originator>>) -> Self {
+        Self { originator, ..self }
     }
 
     /// Connects to `target` within the configured timeout. Cancel safe: dropping the future cancels
@@ -99,10 +125,15 @@ impl Dialer {
             ..self.caller(request.client.map(ClientKey::from))
         };
         self.policy.check_name(target)?;
-        if self.settings.upstreams.is_empty() {
-            self.connect(target, Purpose::Target(None), caller).await
+        let dialed = if self.settings.upstreams.is_empty() {
+            self.connect(target, Purpose::Target(None), caller).await?
         } else {
-            self.dial_through(request.passage, target, request.via, caller).await
+            self.dial_through(request.passage, target, request.via, caller).await?
+        };
+        match request.tls {
+            None => Ok(dialed),
+            // Boxed, so that other dials do not hold the memory of this handshake.
+            Some(tls) => Box::pin(self.begin_tls(dialed, target, tls, caller.deadline)).await,
         }
     }
 
@@ -377,6 +408,7 @@ impl Dialed {
             address,
             own,
             proxy: None,
+            tls: None,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::access::policy::Denied;
 use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
+use crate::tls::connect_error::ConnectError;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{Failure, client};
 
@@ -24,6 +25,8 @@ pub(crate) enum DialError {
     Denied(Denied, Option<IpAddr>),
     /// The last address that was tried, or the Unix socket, cannot be reached.
     Unreachable(Target, SocketError),
+    /// The target is connected, and TLS with it fails.
+    Tls(Target, ConnectError),
     /// An upstream proxy, as [`super::UpstreamProxy`] displays it, and its fault.
     Upstream(Box<str>, UpstreamFault),
 }
@@ -33,6 +36,8 @@ pub(crate) enum DialError {
 pub(crate) enum UpstreamFault {
     /// The proxy cannot be reached.
     Unreachable(Box<DialError>),
+    /// TLS with the proxy failed.
+    Tls(ConnectError),
     /// The handshake with the proxy failed.
     Answered(client::Error),
     /// The proxy did not answer before the timeout.
@@ -44,7 +49,7 @@ pub(crate) enum UpstreamFault {
 
 impl DialError {
     /// Returns the reason for records and metrics: the name of an errno, `unresolved`,
-    /// `too_many_lookups`, the reason of a denial, or `upstream_` with the fault.
+    /// `too_many_lookups`, the reason of a denial, `tls_` or `upstream_` with the fault.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
@@ -52,6 +57,7 @@ impl DialError {
             Self::Unresolved(_) => "unresolved",
             Self::Denied(denied, _) => Refusal::from(denied).as_str(),
             Self::Unreachable(_, failed) => errno::name(&failed.error),
+            Self::Tls(_, error) => error.as_str(),
             Self::Upstream(_, fault) => fault.as_str(),
         }
     }
@@ -63,6 +69,7 @@ impl DialError {
             Self::Unresolved(_) => Failure::HostUnreachable,
             Self::Denied(..) => Failure::NotAllowed,
             Self::Unreachable(_, failed) => failed.failure(),
+            Self::Tls(_, error) => error.failure(),
             Self::Upstream(_, fault) => fault.failure(),
         }
     }
@@ -79,6 +86,7 @@ impl DialError {
     pub(in crate::reach) fn is_of_the_backend(&self) -> bool {
         match self {
             Self::Denied(..) => false,
+            Self::Tls(..) => true,
             Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),
             Self::Upstream(..) => self.is_of_the_target(),
         }
@@ -95,7 +103,7 @@ impl DialError {
                         Some(Errno::ADDRNOTAVAIL | Errno::NOBUFS | Errno::NOMEM | Errno::MFILE | Errno::NFILE)
                     )
             }
-            Self::Denied(..) | Self::Upstream(..) => false,
+            Self::Denied(..) | Self::Tls(..) | Self::Upstream(..) => false,
         }
     }
 
@@ -138,6 +146,7 @@ impl UpstreamFault {
     fn as_str(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "upstream_unreachable",
+            Self::Tls(_) => "upstream_tls",
             Self::Answered(error) => error.as_str(),
             Self::Silent => "upstream_silent",
             Self::Closed => "upstream_closed",
@@ -150,6 +159,7 @@ impl UpstreamFault {
     fn failure(&self) -> Failure {
         match self {
             Self::Answered(error) => error.failure(),
+            Self::Tls(error) => error.failure(),
             Self::Silent => Failure::TimedOut,
             Self::Unreachable(error) if error.failure() == Failure::TimedOut => Failure::TimedOut,
             Self::Unreachable(_) | Self::Closed | Self::Io(_) => Failure::General,
@@ -186,6 +196,7 @@ impl fmt::Display for DialError {
             Self::Denied(denied, Some(ip)) => write!(f, "not allowed: {ip} is {denied}"),
             Self::Denied(denied, None) => write!(f, "not allowed: {denied}"),
             Self::Unreachable(target, error) => write!(f, "cannot connect to {target}: {error}"),
+            Self::Tls(target, error) => write!(f, "{target}: {error}"),
             Self::Upstream(proxy, fault) => write!(f, "{proxy}: {fault}"),
         }
     }
@@ -195,6 +206,7 @@ impl fmt::Display for UpstreamFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(error) => error.fmt(f),
+            Self::Tls(error) => error.fmt(f),
             Self::Answered(error) => error.fmt(f),
             Self::Silent => f.write_str("the upstream proxy did not answer in time"),
             Self::Closed => f.write_str("the upstream proxy closed the connection without an answer"),

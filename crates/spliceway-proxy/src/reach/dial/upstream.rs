@@ -19,12 +19,15 @@ const CREDENTIAL_MAX_BYTES: usize = 255;
 /// The port that IANA assigns to SOCKS.
 const SOCKS_PORT: u16 = 1080;
 
-const EXPECTED: &str = "expected socks5://[USER:PASSWORD@]HOST[:PORT], socks5h://… or http://…";
+const EXPECTED: &str = "expected socks5://[USER:PASSWORD@]HOST[:PORT], socks5h://…, http://… or, with TLS, \
+    https://…, socks5+tls://… or socks5h+tls://…";
 
 /// An upstream proxy. `Debug` and `Display` show neither its user nor its password.
 #[derive(Clone)]
 pub(crate) struct UpstreamProxy {
     pub(super) scheme: Scheme,
+    /// Whether the proxy is behind TLS.
+    pub(super) is_tls: bool,
     /// The proxy's address, which is never a Unix socket.
     pub(super) address: Target,
     pub(super) credentials: Option<Credentials>,
@@ -41,22 +44,31 @@ pub(super) enum Scheme {
     Http,
 }
 
-impl Scheme {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Socks5 => "socks5",
-            Self::Socks5h => "socks5h",
-            Self::Http => "http",
-        }
-    }
-}
+/// The schemes of URLs. The flag says whether the proxy is behind TLS.
+const SCHEMES: [(&str, Scheme, bool); 6] = [
+    ("socks5", Scheme::Socks5, false),
+    ("socks5h", Scheme::Socks5h, false),
+    ("http", Scheme::Http, false),
+    ("socks5+tls", Scheme::Socks5, true),
+    ("socks5h+tls", Scheme::Socks5h, true),
+    ("https", Scheme::Http, true),
+];
 
 /// Compares two settings of the operator, so it need not take constant time.
 impl PartialEq for UpstreamProxy {
     fn eq(&self, other: &Self) -> bool {
         let key = |credentials: &Credentials| (credentials.name.clone(), credentials.secret.clone());
-        (self.scheme, &self.address, self.credentials.as_ref().map(key))
-            == (other.scheme, &other.address, other.credentials.as_ref().map(key))
+        (
+            self.scheme,
+            self.is_tls,
+            &self.address,
+            self.credentials.as_ref().map(key),
+        ) == (
+            other.scheme,
+            other.is_tls,
+            &other.address,
+            other.credentials.as_ref().map(key),
+        )
     }
 }
 
@@ -71,10 +83,10 @@ impl FromStr for UpstreamProxy {
             url::ParseError::InvalidPort => but(&"ports are 1 to 65535"),
             error => but(&error),
         })?;
-        let scheme = [Scheme::Socks5, Scheme::Socks5h, Scheme::Http]
+        let (_, scheme, is_tls) = SCHEMES
             .into_iter()
-            .find(|scheme| scheme.as_str() == url.scheme())
-            .ok_or_else(|| "unknown scheme, expected socks5://, socks5h:// or http://".to_owned())?;
+            .find(|(scheme, ..)| *scheme == url.scheme())
+            .ok_or_else(|| format!("unknown scheme, {EXPECTED}"))?;
         if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
             return Err(but(&"nothing may follow the port"));
         }
@@ -96,6 +108,7 @@ impl FromStr for UpstreamProxy {
         }
         Ok(Self {
             scheme,
+            is_tls,
             address,
             credentials: credentials(&url, scheme).map_err(|what| but(&what))?,
         })
@@ -103,6 +116,11 @@ impl FromStr for UpstreamProxy {
 }
 
 impl UpstreamProxy {
+    /// Returns whether the proxy is behind TLS.
+    pub(crate) fn speaks_tls(&self) -> bool {
+        self.is_tls
+    }
+
     /// Returns whether it is an HTTP proxy.
     pub(crate) fn speaks_http(&self) -> bool {
         self.scheme == Scheme::Http
@@ -169,7 +187,9 @@ fn credentials(url: &Url, scheme: Scheme) -> Result<Option<Credentials>, &'stati
 
 impl fmt::Display for UpstreamProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.scheme.as_str(), self.address)
+        let is_scheme = |(_, scheme, is_tls): &&(&str, Scheme, bool)| (*scheme, *is_tls) == (self.scheme, self.is_tls);
+        let scheme = SCHEMES.iter().find(is_scheme).map_or("", |(scheme, ..)| *scheme);
+        write!(f, "{scheme}://{}", self.address)
     }
 }
 
@@ -202,6 +222,9 @@ mod tests {
             ("socks5://[fe80::1%25lo]:9", "socks5://[fe80::1%1]:9"),
             ("http://[fe80::1%lo]/", "http://[fe80::1%1]:80"),
             ("socks5://[fe80::1%7]:9", "socks5://[fe80::1%7]:9"),
+            ("https://proxy.example", "https://proxy.example:443"),
+            ("socks5+tls://proxy.example", "socks5+tls://proxy.example:1080"),
+            ("socks5h+TLS://[::1]:9", "socks5h+tls://[::1]:9"),
         ] {
             assert_eq!(parsed(text).to_string(), shown);
             assert!(parsed(text).credentials.is_none());

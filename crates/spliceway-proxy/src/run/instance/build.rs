@@ -19,6 +19,7 @@ use crate::session::Process;
 use crate::session::Service;
 use crate::settings::exposure::Clients;
 use crate::settings::{ServiceSettings, SessionSettings, Settings, UserTargets};
+use crate::tls::client::Originator;
 
 /// A service that runs, and the settings that it was built from.
 #[derive(Clone)]
@@ -61,7 +62,8 @@ pub(super) fn build(
         traffic.may_refuse(reason);
     }
     let policy = |access: &TargetAccess| policy(service, access, clients, process);
-    let dialer = dialer(service, policy(&service.targets), before, transient)?;
+    let originator = originator(service, before);
+    let dialer = dialer(service, policy(&service.targets), before, transient)?.with_tls(originator);
     let of_user = |user: &UserTargets| (user.name.clone(), dialer.with_policy(policy(&user.targets)));
     let user_dialers = service.user_targets.iter().map(of_user).collect();
     let balancer = service.balance.as_ref().map(|balance| {
@@ -100,6 +102,17 @@ pub(super) fn build(
         clients,
         transient,
         tasks: Arc::default(),
+    })
+}
+
+/// Returns the originator of the service before, if servers would notice no difference. It keeps the
+/// sessions of TLS that can be resumed.
+fn originator(service: &ServiceSettings, before: Option<&Before<'_>>) -> Option<Arc<Originator>> {
+    let new = service.originator.clone()?;
+    let before = before.and_then(|before| before.built.service.dialer.originator());
+    Some(match before {
+        Some(before) if new.is_like(before) => Arc::clone(before),
+        _ => new,
     })
 }
 
@@ -152,6 +165,10 @@ impl Built {
                 let task = Arc::clone(tls).watch(service.name);
                 stops.push(spawn(health, "certificates", service.name, task));
             }
+            if let Some(originator) = service.dialer.originator() {
+                let task = Arc::clone(originator).watch(service.name);
+                stops.push(spawn(health, "certificates for targets", service.name, task));
+            }
             stops
         });
     }
@@ -203,16 +220,22 @@ pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, befor
         && service.targets == before.service.targets
         && service.user_targets == before.service.user_targets
         && service.config == before.service.config
-        && has_same_certificates(service, before.service)
+        && has_same_certificates(service, before)
         && settings.sessions == before.settings.sessions
 }
 
-fn has_same_certificates(service: &ServiceSettings, before: &ServiceSettings) -> bool {
-    match (&service.tls, &before.tls) {
+fn has_same_certificates(service: &ServiceSettings, before: &Before<'_>) -> bool {
+    let is_same_to_clients = match (&service.tls, &before.service.tls) {
         (Some(tls), Some(before)) => tls.is_like(before),
         (None, None) => true,
         _ => false,
-    }
+    };
+    let is_same_to_targets = match (&service.originator, before.built.service.dialer.originator()) {
+        (Some(tls), Some(before)) => tls.is_like(before),
+        (None, None) => true,
+        _ => false,
+    };
+    is_same_to_clients && is_same_to_targets
 }
 
 fn relays(settings: &SessionSettings) -> RelayOptions {

@@ -56,6 +56,7 @@ impl Connecting {
                     address: Some(peer),
                     own: None,
                     proxy: None,
+                    tls: None,
                 })
             }
             Err(AcceptError::TimedOut) => Err(self

@@ -7,6 +7,7 @@ use spliceway::{RelaySummary, RelayWaits};
 use crate::access::datagram_counts::DatagramSummary;
 use crate::log::Line;
 use crate::session::facts::{Facts, Phase, Session};
+use crate::session::tls_facts::fill_target;
 
 /// Adds what all records have. `relay` has all bytes, also those before a relay.
 pub(super) fn fill(
@@ -39,6 +40,9 @@ pub(super) fn fill(
     }
     if let Some(upstream) = &facts.dialled {
         line.display("upstream", upstream);
+    }
+    if let Some(tls) = &facts.target_tls {
+        fill_target(tls, line);
     }
     counts(line, relay);
     waits(line, &facts.waits());

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use spliceway::{Engine, Operation, Peer, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
-use tokio::net::TcpStream;
 
 use super::answering::{Answering, Upload};
 use super::ends::{RemainingBody, new_relay};
@@ -28,22 +27,33 @@ pub(super) struct Request {
 pub(super) async fn exchange(
     mut client: Stream,
     request: Request,
-    upstream: Stream,
+    mut upstream: Stream,
     options: RelayOptions,
     record: &mut Record,
 ) -> Outcome {
-    let Stream::Tcp(mut upstream) = upstream else {
-        unreachable!("no client can name a Unix socket");
-    };
     let is_in_chunks = matches!(request.rest, RemainingBody::Chunks(_));
-    let ended = match request.rest {
-        RemainingBody::Nothing => {
-            read_answer(&mut client, request.down, &mut upstream, options, &mut record.guard).await
+    let guard = &mut record.guard;
+    let down = match request.rest {
+        RemainingBody::Nothing => Ok(request.down),
+        _ => {
+            let sent = match &mut upstream {
+                Stream::Tcp(upstream) => send_request(&mut client, request, upstream.split(), &options, guard).await,
+                Stream::Tls(upstream) => {
+                    let halves = tokio::io::split(&mut **upstream);
+                    Box::pin(send_request(&mut client, request, halves, &options, guard)).await
+                }
+                Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
+            };
+            sent.map_or(Ok(Vec::new()), Err)
         }
-        _ => match send_request(&mut client, request, &mut upstream, &options, &mut record.guard).await {
-            Some(ended) => ended,
-            None => read_answer(&mut client, Vec::new(), &mut upstream, options, &mut record.guard).await,
-        },
+    };
+    let ended = match (down, &mut upstream) {
+        (Err(ended), _) => ended,
+        (Ok(down), Stream::Tcp(upstream)) => read_answer(&mut client, down, upstream, options, guard).await,
+        (Ok(down), Stream::Tls(upstream)) => {
+            Box::pin(read_answer(&mut client, down, &mut **upstream, options, guard)).await
+        }
+        (Ok(_), Stream::Unix(_)) => unreachable!("no client can name a Unix socket"),
     };
     record.observe(&client, &upstream);
     if let Err(error) = &ended {
@@ -55,7 +65,7 @@ pub(super) async fn exchange(
                 drop(upstream);
                 spliceway::reset(client).await;
             }
-            Stream::Tls(_) if is_cut => pass_reset(upstream.into(), client).await,
+            Stream::Tls(_) if is_cut => pass_reset(upstream, client).await,
             _ => {}
         }
     } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
@@ -68,17 +78,20 @@ pub(super) async fn exchange(
 }
 
 /// Relays the request and the head of its answer. Returns `None` if a second relay can continue.
-async fn send_request(
+async fn send_request<R, W>(
     client: &mut Stream,
     request: Request,
-    upstream: &mut TcpStream,
+    (reader, writer): (R, W),
     options: &RelayOptions,
     guard: &mut Guard,
-) -> Option<Result<RelaySummary, RelayError>> {
+) -> Option<Result<RelaySummary, RelayError>>
+where
+    R: AsyncRead + Send + Unpin,
+    W: AsyncWrite + Unpin,
+{
     let Request { up, rest, down } = request;
     let sent = up.len() as u64;
     let upload = Arc::new(Upload::default());
-    let (reader, writer) = upstream.split();
     let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
     let upstream = join(answer, writer);
     // The head must pass through user space, even with `--splice on`.
@@ -126,10 +139,10 @@ where
 }
 
 /// Relays the rest of the answer and reads no further bytes from the client.
-async fn read_answer(
+async fn read_answer<B: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Stream,
     down: Vec<u8>,
-    upstream: &mut TcpStream,
+    upstream: &mut B,
     options: RelayOptions,
     guard: &mut Guard,
 ) -> Result<RelaySummary, RelayError> {
@@ -141,12 +154,16 @@ async fn read_answer(
     }
 }
 
-async fn relay_answer<A: AsyncRead + AsyncWrite + Unpin>(
+async fn relay_answer<A, B>(
     client: A,
-    upstream: &mut TcpStream,
+    upstream: &mut B,
     options: RelayOptions,
     guard: &mut Guard,
-) -> Result<RelaySummary, RelayError> {
+) -> Result<RelaySummary, RelayError>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
     let relay = new_relay(client, upstream, options, guard);
     let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
     counted(counter, relay).await

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
-use super::values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg};
+use super::values::{KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg};
 use super::words::*;
 use crate::reach::balance::Policy;
 
@@ -29,6 +29,10 @@ const ACCESS: FlagSpec = FlagSpec::ANY.of(PROXIES).under("Access");
 const HANDSHAKE: FlagSpec = ACCESS.of(&[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Sni]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
 const TLS: FlagSpec = FlagSpec::ANY.of(TLS_SERVERS).under("TLS");
+/// TLS to targets and upstream proxies.
+const TARGET_TLS: FlagSpec = FlagSpec::ANY.under("TLS to targets").rare();
+/// TLS to the targets that only the operator names.
+const FIXED_TLS: FlagSpec = TARGET_TLS.of(&[KindArg::Forward, KindArg::Sni]);
 const TARGETS: FlagSpec = FlagSpec::ANY.under("Targets");
 const TIMEOUTS: FlagSpec = FlagSpec::ANY.under("Timeouts");
 const LIMITS: FlagSpec = FlagSpec::ANY.under("Limits");
@@ -231,9 +235,10 @@ tables! {
         listen: List<Listen> => OPTIONS.takes("ADDR").with(listen);
         /// Forward UDP datagrams instead of TCP connections
         udp: Value<Flag> = (false) => OPTIONS.of(FORWARDERS);
-        /// Target: `HOST:PORT`, `unix:PATH`, `unix:@NAME` or `srv:NAME`. A range `HOST:PORT-PORT`
-        /// maps listening ports one to one. May be repeated: each client then gets one of these
-        /// backends. `,weight=N`, `,max-conns=N` and `,backup` may follow
+        /// Target: `HOST:PORT`, `unix:PATH`, `unix:@NAME` or `srv:NAME`. `tls://` before it: the
+        /// program speaks TLS to the target. A range `HOST:PORT-PORT` maps listening ports one to
+        /// one. May be repeated: each client then gets one of these backends. `,weight=N`,
+        /// `,max-conns=N` and `,backup` may follow
         to: List<Remote>
             => OPTIONS.of(FORWARDERS).named("remote").takes("HOST:PORT")
                 .with(|arg, _| arg.short('r').visible_alias("to").required(true));
@@ -269,8 +274,8 @@ tables! {
         /// Largest share of the backends that is ejected at the same time, in per cent
         // One of two backends may be ejected, two of three, and three of four.
         eject_max: Value<Percent> = "75" => BACKENDS.takes("PERCENT").rare();
-        /// Check each backend: `connect`, `tls`, `http:/PATH` or `send:TEXT`. A backend whose
-        /// checks fail gets no clients
+        /// Check each backend: `connect`, `tls` (with a valid certificate), `tls-hello` (any
+        /// answer), `http:/PATH` or `send:TEXT`. A backend whose checks fail gets no clients
         check: Value<Check> => BACKENDS.takes("CHECK");
         /// What a check expects: an HTTP status such as `200` or `200-299`, or bytes of the answer
         /// to `send:` such as `+PONG` [default: 200-399, or nothing]
@@ -342,11 +347,28 @@ tables! {
         tls_unknown_name: Value<Choice<UnknownNameArg>> = "first"
             => TLS.takes("ANSWER").rare().requires("tls-cert");
         /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
-        /// `http://…`. May be repeated to form a chain. In the variable, spaces separate the
-        /// proxies
+        /// `http://…`. With TLS to the proxy: `https://…`, `socks5+tls://…` or `socks5h+tls://…`.
+        /// May be repeated to form a chain. In the variable, spaces separate the proxies
         upstream_proxy: List<Upstream>
             => TARGETS.takes("URL")
                 .with(|arg, _| arg.short('x').env(UPSTREAM_VARIABLE).hide_env_values(true).value_delimiter(' '));
+        /// Authorities of targets that speak TLS (`tls://HOST:PORT`) and of upstream proxies
+        /// (`https://…`), in PEM. It may also have the own certificate of a target [default: the
+        /// authorities of the system]
+        target_tls_ca: Value<File> => TARGET_TLS.takes("FILE");
+        /// Name that the certificate of a target must have, and that the target is told (SNI)
+        /// [default: the name or the address of the target]
+        target_tls_name: Value<CertificateName> => FIXED_TLS.takes("NAME");
+        /// Protocol to offer a target (ALPN), such as `h2`. May be repeated. `pass` offers the
+        /// protocol on which the client has agreed
+        target_tls_alpn: List<Protocol> => FIXED_TLS.takes("PROTOCOL");
+        /// Certificate with its chain, in PEM, for targets and upstream proxies that ask for one
+        target_tls_cert: Value<File> => TARGET_TLS.takes("FILE").requires("target-tls-key");
+        /// Private key of that certificate, in PEM
+        target_tls_key: Value<File> => TARGET_TLS.takes("FILE").requires("target-tls-cert");
+        /// Whether targets and upstream proxies must prove who they are. `off` lets anybody on the
+        /// way read and change what passes
+        target_tls_verify: Value<Choice<OnOffArg>> = "on" => TARGET_TLS.takes("WHEN");
         /// Send a PROXY header of this version to targets: v1 or v2
         send_proxy: Value<SendProxy> => TARGETS.takes("VERSION").rare();
         /// DNS resolver to use: `auto` (as glibc, with a cache), `system` (the C library), or

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use ipnet::IpNet;
+use rustls::pki_types::ServerName;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::access::policy;
 use crate::log::{AccessLog, Format};
 use crate::reach::balance::{BackendSettings, Members, WEIGHT_MAX};
-use crate::reach::dial::ResolverSettings;
+use crate::reach::dial::{ResolverSettings, TLS_PREFIX};
+use crate::tls::client::PeerName;
 use spliceway_protocol::address::{ListenAddress, Target, ip_with_zone};
 use spliceway_protocol::rule::TargetRule;
 
@@ -71,6 +73,12 @@ pub(crate) enum UnknownNameArg {
     First,
     /// The alert `unrecognized_name`
     Refuse,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnOffArg {
+    On,
+    Off,
 }
 
 /// The kind of a service in a file. On the command line, it is the subcommand.
@@ -132,6 +140,12 @@ pub(super) fn user(text: &str) -> Result<Box<str>, &'static str> {
     }
 }
 
+/// Parses the name that a certificate must have.
+pub(super) fn certificate_name(typed: &str) -> Result<ServerName<'static>, &'static str> {
+    let name = ServerName::try_from(typed.to_owned());
+    name.map_err(|_| "expected the name of a host, such as example.com, or an IP address")
+}
+
 /// Parses the name of a protocol, as ALPN has it.
 pub(super) fn protocol(typed: &str) -> Result<Box<str>, &'static str> {
     match typed.len() {
@@ -167,6 +181,7 @@ pub(super) fn remote(typed: &str) -> Result<BackendSettings, String> {
         is_backup: false,
         max_conns: None,
         members: Members::One,
+        tls: None,
     };
     let mut text = typed;
     while let Some((rest, option)) = text.rsplit_once(',') {
@@ -182,14 +197,18 @@ pub(super) fn remote(typed: &str) -> Result<BackendSettings, String> {
         text = rest;
     }
     backend.name = text.into();
+    let is_tls = text.starts_with(TLS_PREFIX);
+    let text = text.strip_prefix(TLS_PREFIX).unwrap_or(text);
     if let Some(name) = text.strip_prefix("srv:") {
         let expected = || "expected a name of SRV records, such as srv:_http._tcp.example.com".to_owned();
         let name = Target::named(name, 0).filter(|target| matches!(target, Target::Name(..)));
         backend.targets = name.ok_or_else(expected)?.into();
         backend.members = Members::Srv;
+        backend.tls = is_tls.then(PeerName::unknown);
         return Ok(backend);
     }
     backend.targets = text.parse()?;
+    backend.tls = is_tls.then(|| PeerName::of(&backend.targets.first));
     match backend.targets.first.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
         _ => Ok(backend),

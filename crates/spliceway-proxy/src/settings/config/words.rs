@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, TypedValueParser, ValueParser};
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
+use rustls::pki_types::ServerName;
+use spliceway_protocol::address::{ListenAddress, ListenRange};
 use spliceway_protocol::proxy;
 
 use super::value::{Form, List, Value, Word};
@@ -18,7 +19,7 @@ use crate::access::policy;
 use crate::access::rates::{ByteRate, RateArg};
 use crate::log::AccessLog;
 use crate::reach::balance::{BackendSettings, Probe};
-use crate::reach::dial::{ResolverSettings, UpstreamProxy};
+use crate::reach::dial::{Destination, ResolverSettings, UpstreamProxy};
 use crate::reach::sni;
 
 /// The variable for the name and the password of a single user.
@@ -73,7 +74,7 @@ words! {
     EjectAfter: u32 = Number, values::eject_after;
     Percent: u32 = Number, values::percent;
     /// One target, without options.
-    SingleTarget: Target = Text, sni::target_of;
+    SingleTarget: Destination = Text, sni::target_of;
     /// A name of TLS clients, and its target.
     Route: sni::Route = Text, str::parse;
     Weight: NonZeroU32 = Number, values::weight;
@@ -93,6 +94,8 @@ words! {
     /// The name of a network interface.
     Interface: Box<str> = Text, values::text;
     File: PathBuf = Text, values::path;
+    /// The name in a certificate.
+    CertificateName: ServerName<'static> = Text, values::certificate_name;
     /// The name of a protocol for ALPN.
     Protocol: Box<str> = Text, values::protocol;
     /// Where the records of sessions go.
@@ -200,6 +203,13 @@ impl Value<File> {
     /// Returns the path. A relative path in a file starts at the folder of the file.
     pub(crate) fn path(&self, folder: Option<&Path>) -> PathBuf {
         folder.map_or_else(|| self.parsed(), |folder| folder.join(self.parsed()))
+    }
+}
+
+impl List<File> {
+    /// Returns the same files with absolute paths.
+    pub(crate) fn absolute(self) -> Self {
+        self.map(Value::<File>::absolute)
     }
 }
 

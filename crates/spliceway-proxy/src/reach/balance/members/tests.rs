@@ -9,6 +9,7 @@ const TTL: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> BackendSettings {
     BackendSettings {
+        tls: None,
         members: Members::EachAddress,
         ..backend(text)
     }

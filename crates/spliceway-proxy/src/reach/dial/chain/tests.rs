@@ -368,6 +368,7 @@ async fn an_own_listener_is_an_upstream_proxy_for_a_few_hops_only() {
     let target = TARGET.parse().unwrap();
     let after = |hops: u8| {
         let request = DialRequest {
+            tls: None,
             passage: Passage::Request,
             client: None,
             via: "1.1 test",

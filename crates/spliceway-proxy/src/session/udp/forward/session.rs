@@ -24,6 +24,7 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::datagrams::{GsoBatch, Origin, Route, send, towards, with_scratch};
 use crate::reach::balance::{Failure, NotConnected, Tries};
+use crate::reach::dial::Destination;
 use crate::session::record::Record;
 use crate::session::service::Service;
 use spliceway_protocol::address::{Target, canonical};
@@ -84,12 +85,15 @@ impl ForwardSession {
     async fn connect(&mut self) -> Result<(Arc<UdpSocket>, SocketAddr), Outcome> {
         let service = Arc::clone(self.record.guard.service());
         let (guard, entry) = (&self.record.guard, &self.entry);
-        let connect = |target: Target| {
+        // No settings have datagrams and TLS.
+        let connect = |Destination { target, tls: _ }| {
             guard.dials(target.clone());
             connect_to(target, entry, &service)
         };
         let connected = match &service.balancer {
-            None => connect(self.target.clone()).await.map_err(|failed| failed.outcome)?,
+            None => connect(self.target.clone().into())
+                .await
+                .map_err(|failed| failed.outcome)?,
             Some(balancer) => {
                 let tries = Tries {
                     client: Some(canonical(entry.client.source).ip().into()),
@@ -153,7 +157,7 @@ impl ForwardSession {
     /// Checks whether another session of the client would have another target.
     fn check_target(&mut self, address: SocketAddr) -> TargetCheck {
         let target = match self.record.guard.lease() {
-            Some(lease) => lease.target(self.port_index),
+            Some(lease) => lease.target(self.port_index).target,
             None => self.target.clone(),
         };
         let FlowEntry { clients, client, .. } = &self.entry;

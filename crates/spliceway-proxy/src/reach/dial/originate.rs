@@ -1,0 +1,91 @@
+//! Begins TLS on a connection to a target or to an upstream proxy.
+
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::dialer::{Dialed, Dialer, TargetTls};
+use super::error::{DialError, UpstreamFault};
+use super::request::TlsRequest;
+use super::upstream::UpstreamProxy;
+use crate::net::stream::Stream;
+use crate::net::tls_stream::TlsStream;
+use crate::tls::client::{Originator, PeerName};
+use crate::tls::connect_error::ConnectError;
+use spliceway_protocol::address::Target;
+
+impl Dialer {
+    /// Speaks TLS to the target from now on. A PROXY header goes before it, as in HAProxy.
+    pub(super) async fn begin_tls(
+        &self,
+        dialed: Dialed,
+        target: &Target,
+        request: TlsRequest<'_>,
+        deadline: Instant,
+    ) -> Result<Dialed, DialError> {
+        let begin = async {
+            let mut stream = silent(&dialed.early, dialed.stream)?;
+            stream.write_all(request.introduction).await?;
+            originator(self)
+                .connect_to_target(stream, request.name, request.protocol, request.is_check)
+                .await
+        };
+        let (stream, agreed) = in_time(deadline, begin)
+            .await
+            .map_err(|error| DialError::Tls(target.clone(), error))?;
+        let stream = TlsStream::new(stream);
+        let tls = TargetTls {
+            agreed,
+            is_truncated: stream.truncation(),
+        };
+        Ok(Dialed {
+            stream: Stream::Tls(Box::new(stream)),
+            tls: Some(Box::new(tls)),
+            early: Vec::new(),
+            ..dialed
+        })
+    }
+
+    /// Speaks TLS to an upstream proxy from now on.
+    pub(super) async fn begin_tls_to_proxy(
+        &self,
+        dialed: Dialed,
+        proxy: &UpstreamProxy,
+        deadline: Instant,
+    ) -> Result<Dialed, DialError> {
+        let name = PeerName::of(&proxy.address);
+        let begin = async {
+            let stream = silent(&dialed.early, dialed.stream)?;
+            originator(self).connect_to_proxy(stream, &name).await
+        };
+        let connected = in_time(deadline, begin).await;
+        let (stream, _) = connected.map_err(|error| proxy.fault(UpstreamFault::Tls(error)))?;
+        Ok(Dialed {
+            stream: Stream::Tls(Box::new(TlsStream::new(stream))),
+            early: Vec::new(),
+            ..dialed
+        })
+    }
+}
+
+fn originator(dialer: &Dialer) -> &Originator {
+    let originator = dialer.originator();
+    originator.expect("the settings of a service with TLS to its targets say how")
+}
+
+/// Returns the stream, unless the other end has sent bytes before the handshake.
+fn silent(early: &[u8], stream: Stream) -> Result<Stream, ConnectError> {
+    if early.is_empty() {
+        Ok(stream)
+    } else {
+        Err(ConnectError::NotTls)
+    }
+}
+
+async fn in_time<T>(
+    deadline: Instant,
+    handshake: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    timeout_at(deadline, handshake)
+        .await
+        .unwrap_or(Err(ConnectError::TimedOut))
+}
