@@ -1,8 +1,8 @@
-//! TLS to targets and to upstream proxies: whom to trust, and what is negotiated.
+//! TLS to targets and to upstream proxies: what is trusted, and what is negotiated.
 
 use spliceway_protocol::address::Target;
 
-use super::config::{File, List, OnOffArg, Service, Table, Value, all, parsed};
+use super::config::{Backend, File, List, OnOffArg, Service, Table, Value, all, parsed};
 use super::origin::{Fault, Origin};
 use super::service::Kind;
 use crate::reach::balance::{BackendSettings, Probe};
@@ -100,7 +100,7 @@ fn proxies(service: &Service, servers: &Servers<'_>) -> Vec<Server> {
 fn targets(service: &Service, servers: &Servers<'_>) -> Vec<Server> {
     let is_checked = servers.check == Some(&Probe::Tls);
     let at_to = service.to.as_ref().and_then(List::at);
-    let at_table = || service.backend.iter().flatten().find_map(|backend| backend.at());
+    let at_table = || service.backend.iter().flatten().find_map(Backend::at);
     let backends = servers.backends.iter().filter_map(|backend| {
         let of_check = || is_checked.then(|| name_of_check(backend));
         Some(Server {

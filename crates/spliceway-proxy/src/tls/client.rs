@@ -168,9 +168,9 @@ impl Originator {
         files.map(|file| stamp(file)).collect()
     }
 
-    /// Shakes hands with a target. `protocol` is that on which the client has agreed. A check always
-    /// verifies the certificate. The caller limits the time. Cancel safe: dropping the future closes
-    /// the stream.
+    /// Shakes hands with a target. `protocol` is that on which the client has agreed. A check
+    /// always verifies the certificate. The caller limits the time. Cancel safe: dropping the
+    /// future closes the stream.
     ///
     /// # Errors
     /// Returns the reason why the target is not trusted, or refuses.

@@ -71,7 +71,7 @@ impl BadCertificate {
             Self::NotValidYet(_) => "tls_not_yet_valid",
             Self::WrongName(..) => "tls_wrong_name",
             Self::Untrusted(Untrusted::SelfSigned) => "tls_self_signed",
-            Self::Untrusted(Untrusted::UnknownAuthority(_)) => "tls_unknown_issuer",
+            Self::Untrusted(Untrusted::UnknownAuthority(_) | Untrusted::OtherKey(_)) => "tls_unknown_issuer",
             Self::Untrusted(Untrusted::MissingIssuer(_)) => "tls_missing_issuer",
             Self::Other(_) => "tls_certificate",
         }

@@ -34,6 +34,8 @@ pub(crate) enum Untrusted {
     SelfSigned,
     /// The chain ends at this authority, which is not trusted.
     UnknownAuthority(Box<str>),
+    /// The chain ends at an authority that has this name of a trusted one, and another key.
+    OtherKey(Box<str>),
     /// The server has sent no certificate of this authority, which is not a trusted one.
     MissingIssuer(Box<str>),
 }
@@ -97,8 +99,7 @@ impl Verifier {
         for _ in 0..=sent.len() {
             let Some((subject, next)) = sent.iter().find(|(subject, _)| *subject == issuer) else {
                 return Some(if self.has_authority(&issuer) {
-                    // It has the name of an authority, and another key.
-                    Untrusted::UnknownAuthority(shown(&issuer))
+                    Untrusted::OtherKey(shown(&issuer))
                 } else {
                     Untrusted::MissingIssuer(shown(&issuer))
                 });
@@ -142,7 +143,9 @@ impl ServerCertVerifier for Verifier {
             // An authority's certificate that a server uses as its own is one of the other errors.
             let is_chain = matches!(
                 error,
-                Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::Other(_))
+                Error::InvalidCertificate(
+                    CertificateError::UnknownIssuer | CertificateError::BadSignature | CertificateError::Other(_)
+                )
             );
             let untrusted = is_chain.then(|| self.untrusted(end_entity, intermediates)).flatten();
             untrusted.map_or(error, |why| CertificateError::Other(OtherError(Arc::new(why))).into())
@@ -230,6 +233,10 @@ impl Display for Untrusted {
             Self::UnknownAuthority(name) => write!(
                 f,
                 "the authority {name:?} is not trusted: give its certificate as target_tls_ca"
+            ),
+            Self::OtherKey(name) => write!(
+                f,
+                "the trusted authority {name:?} has another key: give its new certificate as target_tls_ca, too"
             ),
             Self::MissingIssuer(name) => write!(
                 f,

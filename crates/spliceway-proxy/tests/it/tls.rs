@@ -1,9 +1,13 @@
 //! A service that ends the TLS of its clients.
 
 mod client;
+mod distrust;
 mod hostile;
+mod originate;
 mod relayed;
 mod renewed;
+mod server;
+mod upstream;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};

@@ -105,8 +105,8 @@ pub(super) fn build(
     })
 }
 
-/// Returns the originator of the service before, if servers would notice no difference. It keeps the
-/// sessions of TLS that can be resumed.
+/// Returns the originator of the service before, if servers would notice no difference. It keeps
+/// the sessions of TLS that can be resumed.
 fn originator(service: &ServiceSettings, before: Option<&Before<'_>>) -> Option<Arc<Originator>> {
     let new = service.originator.clone()?;
     let before = before.and_then(|before| before.built.service.dialer.originator());

@@ -155,7 +155,7 @@ fn a_tls_server_passes_a_check_with_a_hello() {
         let plain = backend(b'a').to_string();
         let mut program = forward(
             &[address.clone(), plain.clone()],
-            &["--check", "tls", "--check-interval", "5s", "--balance", "first"],
+            &["--check", "tls-hello", "--check-interval", "5s", "--balance", "first"],
         );
         let line = program.line("a backend is down");
         assert!(line.contains(&plain), "{line}");

@@ -11,13 +11,14 @@ use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{
-    DigitallySignedStruct, Error, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
+    DigitallySignedStruct, Error, HandshakeKind, RootCertStore, ServerConfig, SignatureScheme,
+    SupportedProtocolVersion, version,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use crate::harness::{PATIENCE, Program, TextFile};
 
@@ -164,7 +165,7 @@ impl ServerCertVerifier for Trusting {
     }
 }
 
-/// A client after its handshake. No call takes longer than [`PATIENCE`].
+/// A client or a server after its handshake. No call takes longer than [`PATIENCE`].
 pub(crate) struct Client {
     runtime: Runtime,
     stream: TlsStream<tokio::net::TcpStream>,
@@ -183,7 +184,19 @@ impl Client {
             let connector = TlsConnector::from(Arc::new(config.config.clone()));
             connector.connect(config.name.clone(), socket).await
         };
-        let stream = runtime.block_on(async { timeout(PATIENCE, connect).await })??;
+        let stream = runtime.block_on(async { timeout(PATIENCE, connect).await })??.into();
+        Ok(Self { runtime, stream })
+    }
+
+    /// Shakes hands as the server.
+    pub(crate) fn serve(socket: TcpStream, config: &Arc<ServerConfig>) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        socket.set_nonblocking(true)?;
+        let accept = async {
+            let socket = tokio::net::TcpStream::from_std(socket)?;
+            TlsAcceptor::from(Arc::clone(config)).accept(socket).await
+        };
+        let stream = runtime.block_on(async { timeout(PATIENCE, accept).await })??.into();
         Ok(Self { runtime, stream })
     }
 
@@ -253,6 +266,19 @@ impl Client {
             .into_owned()
     }
 
+    /// Returns the name that a client has stated.
+    pub(crate) fn stated_name(&self) -> Option<String> {
+        match &self.stream {
+            TlsStream::Server(stream) => stream.get_ref().1.server_name().map(str::to_owned),
+            TlsStream::Client(_) => None,
+        }
+    }
+
+    /// Returns whether the other end has shown a certificate.
+    pub(crate) fn has_certificate(&self) -> bool {
+        self.stream.get_ref().1.peer_certificates().is_some()
+    }
+
     pub(crate) fn protocol(&self) -> Option<String> {
         let name = self.stream.get_ref().1.alpn_protocol()?;
         Some(String::from_utf8(name.to_vec()).unwrap())
@@ -266,7 +292,12 @@ impl Client {
     pub(crate) fn into_socket(self) -> TcpStream {
         let socket = self
             .runtime
-            .block_on(async { self.stream.into_inner().0.into_std() })
+            .block_on(async {
+                match self.stream {
+                    TlsStream::Client(stream) => stream.into_inner().0.into_std(),
+                    TlsStream::Server(stream) => stream.into_inner().0.into_std(),
+                }
+            })
             .unwrap();
         socket.set_nonblocking(false).unwrap();
         socket
