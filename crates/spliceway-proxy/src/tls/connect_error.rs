@@ -80,7 +80,8 @@ impl BadCertificate {
 
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::UnexpectedEof {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        if let UnexpectedEof | BrokenPipe | ConnectionAborted | ConnectionReset = error.kind() {
             return Self::Closed;
         }
         match error.downcast::<Error>() {
@@ -143,7 +144,10 @@ impl Display for ConnectError {
             Self::Certificate(bad) => bad.fmt(f),
             Self::NotTls => f.write_str("the server does not speak TLS on this port"),
             Self::Alert(alert) => write!(f, "the server refuses with the alert {alert:?}"),
-            Self::Closed => f.write_str("the server has closed the connection in the TLS handshake"),
+            Self::Closed => f.write_str(
+                "the server has closed the connection in the TLS handshake: its log may say why, \
+                 such as that it wants a certificate (target_tls_cert)",
+            ),
             Self::TimedOut => f.write_str("the TLS handshake has not ended within the connect timeout"),
             Self::Tls(error) => write!(f, "TLS handshake: {error}"),
             Self::Io(error) => write!(f, "TLS handshake: {error}"),

@@ -280,7 +280,7 @@ fn a_check_of_a_hello_accepts_any_certificate() {
 }
 
 #[test]
-fn a_client_certificate_that_is_missing_is_an_alert_of_the_target() {
+fn a_client_certificate_that_is_missing_fails_the_handshake() {
     let authority = Authority::new("Test CA");
     let speaks = Speaks {
         clients_of: Some(&authority),
@@ -293,7 +293,11 @@ fn a_client_certificate_that_is_missing_is_an_alert_of_the_target() {
     let line = record(&mut program, || {
         server.try_accept().err().expect("the client has no certificate");
     });
-    assert!(line.contains("connect_failed:tls_alert"), "{line}");
+    // The target may close the connection before its alert is read.
+    assert!(
+        line.contains("connect_failed:tls_alert") || line.contains("connect_failed:tls_closed"),
+        "{line}"
+    );
 }
 
 #[test]
