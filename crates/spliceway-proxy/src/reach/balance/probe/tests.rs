@@ -66,10 +66,10 @@ async fn each_check_accepts_its_answer_and_no_other_one() {
         ),
         ("send:", "220 ", "220 mail.example ESMTP\r\n", true),
         ("send:QUIT\\r\\n", "", "", true),
-        ("tls", "", "\x16\x03\x03\0\x7a", true),
-        ("tls", "", "\x15\x03\x03\0\x02", true),
-        ("tls", "", "HTTP/1.1 400 Bad Request", false),
-        ("tls", "", "", false),
+        ("tls-hello", "", "\x16\x03\x03\0\x7a", true),
+        ("tls-hello", "", "\x15\x03\x03\0\x02", true),
+        ("tls-hello", "", "HTTP/1.1 400 Bad Request", false),
+        ("tls-hello", "", "", false),
     ] {
         let probe = probe(check, expected);
         // In one part, and byte by byte.
@@ -125,7 +125,7 @@ fn wrong_checks_are_refused() {
     }
     for (check, expected) in [
         ("connect", "a"),
-        ("tls", "a"),
+        ("tls-hello", "a"),
         ("http:/", "ok"),
         ("http:/", "99"),
         ("send:", "\\"),
