@@ -139,6 +139,11 @@ fn read(path: &Path) -> Result<(Vec<u8>, u32), Why> {
     Ok((text, mode))
 }
 
+/// Returns when a certificate stops to be valid.
+pub(super) fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    facts(certificate).ok().map(|(_, valid)| valid.to)
+}
+
 /// Returns the names of hosts in a certificate, and when it is valid.
 fn facts(certificate: &CertificateDer<'_>) -> Result<(Vec<Box<str>>, Validity), String> {
     let parsed = x509_cert::Certificate::from_der(certificate).map_err(|error| error.to_string())?;

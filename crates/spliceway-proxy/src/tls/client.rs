@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::RwLock;
 use rustls::client::Resumption;
@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::certificate::{BadFile, Pair, PairFiles, read_chain};
+use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::connect_error::ConnectError;
 use super::verifier::{Unverified, Verifier};
 
@@ -80,6 +80,8 @@ pub(crate) struct AgreedWithServer {
     pub(crate) is_resumed: bool,
     /// Whether the server has proven who it is.
     pub(crate) is_verified: bool,
+    /// When the certificate of the server stops to be valid. Only checks need it.
+    pub(crate) expires: Option<SystemTime>,
 }
 
 /// Why TLS to servers is not possible, with the remedy.
@@ -191,7 +193,12 @@ impl Originator {
         let name = self.settings.name.as_ref().or(name.0.as_ref());
         let in_force = self.in_force.read().clone();
         let config = if is_check { in_force.checks } else { in_force.config };
-        self.connect(stream, config, name, &protocols).await
+        let (stream, mut agreed) = self.connect(stream, config, name, &protocols).await?;
+        if is_check {
+            let chain = stream.get_ref().1.peer_certificates();
+            agreed.expires = chain.and_then(|chain| expiry(chain.first()?));
+        }
+        Ok((stream, agreed))
     }
 
     /// Shakes hands with an upstream proxy. Cancel safe.
@@ -244,6 +251,7 @@ impl AgreedWithServer {
             alpn,
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
             is_verified,
+            expires: None,
         }
     }
 }

@@ -58,7 +58,8 @@ pub(crate) struct Lease {
     pub(super) balancer: Arc<Balancer>,
     pub(super) backend: Arc<Backend>,
     pub(super) targets: TargetRange,
-    pub(super) tls: Option<PeerName>,
+    /// Boxed, because every session with a backend has a lease, and few have TLS.
+    pub(super) tls: Option<Box<PeerName>>,
     /// Whether this session tries if an ejected backend works again.
     pub(super) is_trial: bool,
     pub(super) connected: Option<(Instant, Credit)>,

@@ -186,7 +186,7 @@ impl Lease {
             balancer: Arc::clone(balancer),
             backend: Arc::clone(&entry.backend),
             targets: entry.settings.targets.clone(),
-            tls: entry.settings.tls.clone(),
+            tls: entry.settings.tls.clone().map(Box::new),
             is_trial: false,
             connected: None,
             retries: 0,
@@ -197,7 +197,7 @@ impl Lease {
     pub(crate) fn target(&self, port_index: u16) -> Destination {
         Destination {
             target: self.targets.nth(port_index),
-            tls: self.tls.clone(),
+            tls: self.tls.as_deref().cloned(),
         }
     }
 

@@ -1,11 +1,12 @@
 //! The tasks of a balancer: checks of its backends at intervals, and lookups of its names.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use spliceway_protocol::address::Target;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::backend::Backend;
 use super::balancer::{Balancer, Entry};
@@ -18,6 +19,11 @@ use crate::tls::client::PeerName;
 
 /// The most checks of a service that run at the same time. Each needs a descriptor.
 const RUNNING_MAX: usize = 32;
+
+/// A certificate that expires within this time causes a warning.
+const SOON: Duration = DAY.saturating_mul(14);
+/// The time after which a warning is repeated.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Balancer {
     /// Returns whether there are names to look up, or backends to check.
@@ -128,15 +134,33 @@ struct Task {
     permits: Arc<Semaphore>,
 }
 
+/// When the operator was told that the certificate of a backend will expire.
+#[derive(Default)]
+struct ExpiryWarning(Option<Instant>);
+
+impl ExpiryWarning {
+    /// Returns the days that are left, if the operator should know.
+    fn days_to_warn_of(&mut self, expires: SystemTime) -> Option<u64> {
+        let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
+        let was_told = self.0.is_some_and(|told| told.elapsed() < DAY);
+        if left >= SOON || was_told {
+            return None;
+        }
+        self.0 = Some(Instant::now());
+        Some(left.as_secs() / DAY.as_secs())
+    }
+}
+
 impl Task {
     async fn run(self) {
         // The first check comes soon. After it, the checks of many backends are spread over the
         // whole interval.
         let mut wait = self.settings.interval.mul_f64(rand::random_range(0.0..0.1));
         let mut shortest = 0.1;
+        let mut expiry = ExpiryWarning::default();
         loop {
             sleep(wait).await;
-            match self.check().await {
+            match self.check(&mut expiry).await {
                 // With this, all backends would be down, and none of them is at fault.
                 Err(Unhealthy::Unreachable(error)) if error.is_of_this_machine() => {
                     let (service, target) = (self.balancer.service(), &self.target);
@@ -149,7 +173,7 @@ impl Task {
         }
     }
 
-    async fn check(&self) -> Result<(), Unhealthy> {
+    async fn check(&self, expiry: &mut ExpiryWarning) -> Result<(), Unhealthy> {
         let _permit = self.permits.acquire().await;
         let check = async {
             let introduction = &self.settings.introduction[..];
@@ -164,6 +188,11 @@ impl Task {
             };
             let dialed = self.dialer.dial_for(&self.target, request).await;
             let dialed = dialed.map_err(Unhealthy::Unreachable)?;
+            let expires = dialed.tls.as_ref().and_then(|tls| tls.agreed.expires);
+            if let Some(days) = expires.and_then(|expires| expiry.days_to_warn_of(expires)) {
+                let (service, target) = (self.balancer.service(), &self.target);
+                tracing::warn!(service, %target, days, "the certificate of a backend expires soon");
+            }
             // With TLS, the backend has the introduction.
             let introduction = if self.tls.is_some() { &[] } else { introduction };
             self.settings.probe.run(dialed, introduction, &self.host).await

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 use rcgen::date_time_ymd;
 
@@ -262,6 +263,30 @@ fn a_check_of_tls_verifies_and_the_others_are_inside_of_tls() {
     assert!(target.receive_head().starts_with("GET /healthz HTTP/1.1\r\n"));
     target.send(b"HTTP/1.1 204 No Content\r\n\r\n");
     assert_eq!(target.rest().unwrap(), b"");
+}
+
+#[test]
+fn a_check_warns_of_a_certificate_that_expires_soon() {
+    let authority = Authority::new("Test CA");
+    let day = Duration::from_secs(24 * 60 * 60);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let [soon, later] = [4, 30].map(|days| {
+        let issued = authority.issue_with(&["127.0.0.1"], |params| {
+            params.not_after = date_time_ymd(1970, 1, 1) + now + day * days;
+        });
+        Server::new(&issued)
+    });
+    let targets = [&soon, &later].map(|server| server.address.to_string());
+    let mut program = forward(
+        &targets.each_ref().map(|target| &**target),
+        &authority.file(),
+        &["--check", "tls"],
+    );
+    for server in [&later, &soon] {
+        server.accept().rest().unwrap();
+    }
+    let line = program.line("expires soon");
+    assert!(line.contains(&targets[0]) && line.contains("days=3"), "{line}");
 }
 
 #[test]
