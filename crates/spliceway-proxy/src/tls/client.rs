@@ -227,7 +227,7 @@ impl Originator {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let name = name.expect("the settings have a name for each server").clone();
+        let name = name.ok_or(ConnectError::OlderSettings)?.clone();
         let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         // Nothing was read before. A reader whose buffer is this small never uses it.
         let stream = BufReader::with_capacity(1, stream);

@@ -23,6 +23,9 @@ pub(crate) enum ConnectError {
     /// The server has closed the connection in the handshake.
     Closed,
     TimedOut,
+    /// The settings of the client do not say how to speak TLS to this server. Those after a reload
+    /// do.
+    OlderSettings,
     /// The server's messages do not fit the settings.
     Tls(Error),
     Io(io::Error),
@@ -50,6 +53,7 @@ impl ConnectError {
             Self::Alert(_) => "tls_alert",
             Self::Closed => "tls_closed",
             Self::TimedOut => "tls_timeout",
+            Self::OlderSettings => "tls_settings",
             Self::Tls(_) => "tls_handshake",
             Self::Io(_) => "tls_io",
         }
@@ -149,6 +153,7 @@ impl Display for ConnectError {
                  such as that it wants a certificate (target_tls_cert)",
             ),
             Self::TimedOut => f.write_str("the TLS handshake has not ended within the connect timeout"),
+            Self::OlderSettings => f.write_str("the session began before a reload that has given the server TLS"),
             Self::Tls(error) => write!(f, "TLS handshake: {error}"),
             Self::Io(error) => write!(f, "TLS handshake: {error}"),
         }

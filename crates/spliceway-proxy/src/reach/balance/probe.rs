@@ -78,6 +78,7 @@ impl Probe {
             Self::Send(text, _) => said.extend(text),
         }
         stream.write_all(&said).await?;
+        stream.flush().await?;
         loop {
             match self.is_answered(&answer) {
                 Some(true) => return Ok(()),

@@ -145,6 +145,7 @@ async fn shake_hands(
     };
     let (mut handshake, first) = Handshake::start(language, target, proxy.credentials.as_ref(), via)?;
     dialed.stream.write_all(&first).await?;
+    dialed.stream.flush().await?;
     loop {
         let mut left = &dialed.early[..];
         let step = handshake.feed(&mut left)?;
@@ -152,7 +153,10 @@ async fn shake_hands(
         dialed.early.drain(..taken);
         match step {
             Step::Connected => return Ok(()),
-            Step::Send(bytes) => dialed.stream.write_all(&bytes).await?,
+            Step::Send(bytes) => {
+                dialed.stream.write_all(&bytes).await?;
+                dialed.stream.flush().await?;
+            }
             Step::Wait => {
                 dialed.early.reserve(READ_BYTES);
                 if dialed.stream.read_buf(&mut dialed.early).await? == 0 {

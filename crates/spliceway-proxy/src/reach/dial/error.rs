@@ -86,7 +86,7 @@ impl DialError {
     pub(in crate::reach) fn is_of_the_backend(&self) -> bool {
         match self {
             Self::Denied(..) => false,
-            Self::Tls(..) => true,
+            Self::Tls(_, error) => !matches!(error, ConnectError::OlderSettings),
             Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),
             Self::Upstream(..) => self.is_of_the_target(),
         }

@@ -25,7 +25,7 @@ impl Dialer {
         let begin = async {
             let mut stream = silent(&dialed.early, dialed.stream)?;
             stream.write_all(request.introduction).await?;
-            originator(self)
+            originator(self)?
                 .connect_to_target(stream, request.name, request.protocol, request.is_check)
                 .await
         };
@@ -55,7 +55,7 @@ impl Dialer {
         let name = PeerName::of(&proxy.address);
         let begin = async {
             let stream = silent(&dialed.early, dialed.stream)?;
-            originator(self).connect_to_proxy(stream, &name).await
+            originator(self)?.connect_to_proxy(stream, &name).await
         };
         let connected = in_time(deadline, begin).await;
         let (stream, _) = connected.map_err(|error| proxy.fault(UpstreamFault::Tls(error)))?;
@@ -67,9 +67,13 @@ impl Dialer {
     }
 }
 
-fn originator(dialer: &Dialer) -> &Originator {
-    let originator = dialer.originator();
-    originator.expect("the settings of a service with TLS to its targets say how")
+/// A client that has waited for a backend since before a reload may get one that speaks TLS, with a
+/// dialer that does not.
+fn originator(dialer: &Dialer) -> Result<&Originator, ConnectError> {
+    dialer
+        .originator()
+        .map(AsRef::as_ref)
+        .ok_or(ConnectError::OlderSettings)
 }
 
 /// Returns the stream, unless the other end has sent bytes before the handshake.

@@ -120,7 +120,8 @@ async fn send(mut request: &[u8], mut sent: impl FnMut(u64), target: &mut Stream
         sent(bytes as u64);
         request = &request[bytes..];
     }
-    Ok(())
+    // TLS may still hold a part.
+    target.flush().await
 }
 
 /// Waits until the client's connection fails or has been half-closed for too long. Bytes that the

@@ -290,6 +290,20 @@ fn a_check_warns_of_a_certificate_that_expires_soon() {
 }
 
 #[test]
+fn a_check_verifies_the_certificate_every_time() {
+    let authority = Authority::new("Test CA");
+    let speaks = Speaks { versions: TLS12, ..ANY };
+    let server = Server::speaking(&authority.issue(&["127.0.0.1"]), speaks);
+    let arguments = ["--check", "tls", "--check-interval", "300ms"];
+    let _program = forward(&[&server.target()], &authority.file(), &arguments);
+    for _ in 0..3 {
+        let mut target = server.accept();
+        assert!(!target.is_resumed());
+        target.rest().unwrap();
+    }
+}
+
+#[test]
 fn a_check_of_a_hello_accepts_any_certificate() {
     let server = Server::new(&Issued::self_signed(&["other.test"]));
     let (listener, plain) = listen();
