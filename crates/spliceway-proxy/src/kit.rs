@@ -12,3 +12,4 @@ pub(crate) mod limits;
 pub(crate) mod named_file;
 pub(crate) mod outcome;
 pub(crate) mod refusal;
+pub(crate) mod tls_failure;

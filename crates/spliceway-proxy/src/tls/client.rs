@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use std::hash::{Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -32,7 +33,7 @@ pub(crate) struct ClientSettings {
     /// The file of the authorities to trust. `None` means those of the system.
     pub(crate) authorities: Option<PathBuf>,
     /// The name that every target must have, whatever it is called.
-    pub(crate) name: Option<ServerName<'static>>,
+    pub(crate) name: Option<PeerName>,
     pub(crate) alpn: OfferedProtocols,
     /// The certificate for servers that ask for one.
     pub(crate) pair: Option<PairFiles>,
@@ -114,6 +115,16 @@ impl PeerName {
     }
 }
 
+impl FromStr for PeerName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let name = ServerName::try_from(text.to_owned());
+        let name = name.map_err(|_| "expected the name of a host, such as example.com, or an IP address")?;
+        Ok(Self(Some(name)))
+    }
+}
+
 impl Originator {
     /// Reads the certificates.
     ///
@@ -190,7 +201,7 @@ impl Originator {
             OfferedProtocols::Listed(all) => all.iter().map(AsRef::as_ref).collect(),
             OfferedProtocols::OfClient => protocol.into_iter().collect(),
         };
-        let name = self.settings.name.as_ref().or(name.0.as_ref());
+        let name = self.settings.name.as_ref().unwrap_or(name);
         let in_force = self.in_force.read().clone();
         let config = if is_check { in_force.checks } else { in_force.config };
         let (stream, mut agreed) = self.connect(stream, config, name, &protocols).await?;
@@ -214,20 +225,20 @@ impl Originator {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let config = Arc::clone(&self.in_force.read().config);
-        self.connect(stream, config, name.0.as_ref(), &[]).await
+        self.connect(stream, config, name, &[]).await
     }
 
     async fn connect<S>(
         &self,
         stream: S,
         config: Arc<ClientConfig>,
-        name: Option<&ServerName<'static>>,
+        name: &PeerName,
         protocols: &[&str],
     ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let name = name.ok_or(ConnectError::OlderSettings)?.clone();
+        let name = name.0.clone().ok_or(ConnectError::OlderSettings)?;
         let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         // Nothing was read before. A reader whose buffer is this small never uses it.
         let stream = BufReader::with_capacity(1, stream);

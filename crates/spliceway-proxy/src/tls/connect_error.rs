@@ -7,6 +7,7 @@ use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, OtherErr
 use spliceway_protocol::Failure;
 
 use super::verifier::{Untrusted, time};
+use crate::kit::tls_failure::TlsFailure;
 
 /// Certificates may have hundreds of names.
 const NAMES_SHOWN: usize = 8;
@@ -46,16 +47,16 @@ pub(crate) enum BadCertificate {
 
 impl ConnectError {
     /// Returns the reason for records and metrics.
-    pub(crate) fn as_str(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> TlsFailure {
         match self {
-            Self::Certificate(bad) => bad.as_str(),
-            Self::NotTls => "tls_missing",
-            Self::Alert(_) => "tls_alert",
-            Self::Closed => "tls_closed",
-            Self::TimedOut => "tls_timeout",
-            Self::OlderSettings => "tls_settings",
-            Self::Tls(_) => "tls_handshake",
-            Self::Io(_) => "tls_io",
+            Self::Certificate(bad) => bad.reason(),
+            Self::NotTls => TlsFailure::Missing,
+            Self::Alert(_) => TlsFailure::Alert,
+            Self::Closed => TlsFailure::Closed,
+            Self::TimedOut => TlsFailure::Timeout,
+            Self::OlderSettings => TlsFailure::Settings,
+            Self::Tls(_) => TlsFailure::Handshake,
+            Self::Io(_) => TlsFailure::Io,
         }
     }
 
@@ -69,15 +70,15 @@ impl ConnectError {
 }
 
 impl BadCertificate {
-    fn as_str(&self) -> &'static str {
+    fn reason(&self) -> TlsFailure {
         match self {
-            Self::Expired(_) => "tls_expired",
-            Self::NotValidYet(_) => "tls_not_yet_valid",
-            Self::WrongName(..) => "tls_wrong_name",
-            Self::Untrusted(Untrusted::SelfSigned) => "tls_self_signed",
-            Self::Untrusted(Untrusted::UnknownAuthority(_) | Untrusted::OtherKey(_)) => "tls_unknown_issuer",
-            Self::Untrusted(Untrusted::MissingIssuer(_)) => "tls_missing_issuer",
-            Self::Other(_) => "tls_certificate",
+            Self::Expired(_) => TlsFailure::Expired,
+            Self::NotValidYet(_) => TlsFailure::NotYetValid,
+            Self::WrongName(..) => TlsFailure::WrongName,
+            Self::Untrusted(Untrusted::SelfSigned) => TlsFailure::SelfSigned,
+            Self::Untrusted(Untrusted::UnknownAuthority(_) | Untrusted::OtherKey(_)) => TlsFailure::UnknownIssuer,
+            Self::Untrusted(Untrusted::MissingIssuer(_)) => TlsFailure::MissingIssuer,
+            Self::Other(_) => TlsFailure::Certificate,
         }
     }
 }

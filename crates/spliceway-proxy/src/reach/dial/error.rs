@@ -12,6 +12,7 @@ use crate::access::policy::Denied;
 use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
+use crate::kit::tls_failure::TlsFailure;
 use crate::tls::connect_error::ConnectError;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{Failure, client};
@@ -57,7 +58,7 @@ impl DialError {
             Self::Unresolved(_) => "unresolved",
             Self::Denied(denied, _) => Refusal::from(denied).as_str(),
             Self::Unreachable(_, failed) => errno::name(&failed.error),
-            Self::Tls(_, error) => error.as_str(),
+            Self::Tls(_, error) => error.reason().as_str(),
             Self::Upstream(_, fault) => fault.as_str(),
         }
     }
@@ -86,7 +87,7 @@ impl DialError {
     pub(in crate::reach) fn is_of_the_backend(&self) -> bool {
         match self {
             Self::Denied(..) => false,
-            Self::Tls(_, error) => !matches!(error, ConnectError::OlderSettings),
+            Self::Tls(_, error) => error.reason() != TlsFailure::Settings,
             Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),
             Self::Upstream(..) => self.is_of_the_target(),
         }

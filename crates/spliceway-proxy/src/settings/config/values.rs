@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use ipnet::IpNet;
-use rustls::pki_types::ServerName;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -138,12 +137,6 @@ pub(super) fn user(text: &str) -> Result<Box<str>, &'static str> {
         "" => Err("expected the name of a user"),
         name => Ok(spliceway_protocol::printable(name.as_bytes())),
     }
-}
-
-/// Parses the name that a certificate must have.
-pub(super) fn certificate_name(typed: &str) -> Result<ServerName<'static>, &'static str> {
-    let name = ServerName::try_from(typed.to_owned());
-    name.map_err(|_| "expected the name of a host, such as example.com, or an IP address")
 }
 
 /// Parses the name of a protocol, as ALPN has it.

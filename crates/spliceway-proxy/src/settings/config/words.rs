@@ -8,7 +8,6 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, TypedValueParser, ValueParser};
 use ipnet::IpNet;
-use rustls::pki_types::ServerName;
 use spliceway_protocol::address::{ListenAddress, ListenRange};
 use spliceway_protocol::proxy;
 
@@ -21,6 +20,7 @@ use crate::log::AccessLog;
 use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::{Destination, ResolverSettings, UpstreamProxy};
 use crate::reach::sni;
+use crate::tls::client::PeerName;
 
 /// The variable for the name and the password of a single user.
 pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
@@ -95,7 +95,7 @@ words! {
     Interface: Box<str> = Text, values::text;
     File: PathBuf = Text, values::path;
     /// The name in a certificate.
-    CertificateName: ServerName<'static> = Text, values::certificate_name;
+    CertificateName: PeerName = Text, str::parse;
     /// The name of a protocol for ALPN.
     Protocol: Box<str> = Text, values::protocol;
     /// Where the records of sessions go.
