@@ -196,6 +196,23 @@ fn a_target_that_is_not_trusted_makes_room_for_another_backend() {
 }
 
 #[test]
+fn handshakes_that_fail_leave_no_descriptor() {
+    const CLIENTS: usize = 20;
+    let authority = Authority::new("Test CA");
+    let server = Server::new(&Issued::self_signed(&["127.0.0.1"]));
+    let program = forward(&[&server.target()], &authority.file(), &[]);
+    let before = program.descriptors();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| program.connect()).collect();
+    for _ in &clients {
+        server.try_accept().err().expect("the certificate is refused");
+    }
+    let end = "end=\"connect_failed:tls_self_signed\"";
+    program.await_sum("spliceway_connections_total", &[end], CLIENTS as u64);
+    // Asking for the metrics needs one descriptor.
+    assert!(program.descriptors() <= before + 1, "{before}");
+}
+
+#[test]
 fn verification_can_be_off_and_says_so() {
     let server = Server::new(&Issued::self_signed(&["a.test"]));
     let target = server.target();
