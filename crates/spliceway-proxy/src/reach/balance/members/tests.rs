@@ -9,7 +9,6 @@ const TTL: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> BackendSettings {
     BackendSettings {
-        tls: None,
         members: Members::EachAddress,
         ..backend(text)
     }
@@ -62,6 +61,22 @@ fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
     assert_eq!(sessions, [3, 0, 1]);
     drop(leases);
     assert!(balancer.status().iter().all(|one| one.sessions == 0));
+}
+
+#[test]
+fn every_address_of_a_name_needs_a_certificate_for_the_name() {
+    let web = BackendSettings {
+        members: Members::EachAddress,
+        ..backend("tls://web.example:443")
+    };
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    balancer.update(&web, &list(&addresses(&["192.0.2.1:443"])));
+    let [(_, to, _)] = &balancer.targets()[..] else {
+        panic!("one member");
+    };
+    assert_eq!(to.to_string(), "tls://192.0.2.1:443");
+    assert_eq!(to.tls, Some("web.example".parse().unwrap()));
+    assert_eq!(any(&balancer).target(0), *to);
 }
 
 /// A server may serve several names at one address.
