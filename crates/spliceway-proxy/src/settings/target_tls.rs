@@ -2,7 +2,7 @@
 
 use spliceway_protocol::address::Target;
 
-use super::config::{Backend, File, List, OnOffArg, Service, Table, Value, all, parsed};
+use super::config::{Backend, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
 use super::origin::{Fault, Origin};
 use super::service::Kind;
 use crate::reach::balance::{BackendSettings, Probe};
@@ -43,7 +43,12 @@ pub(super) fn originator(
         return Err(Fault::new(first.at, first.key, why));
     }
     if proxies.is_empty() && targets.is_empty() {
-        let mut keys = service.given().filter(|(key, _)| key.name.starts_with("target_tls_"));
+        // Every service may say that it would verify.
+        let verifies = service.target_tls_verify() == OnOffArg::On;
+        let is_default = |key: &Key| key.name == "target_tls_verify" && verifies;
+        let mut keys = service
+            .given()
+            .filter(|(key, _)| key.name.starts_with("target_tls_") && !is_default(key));
         return keys.next().map_or(Ok(None), |(key, at)| {
             let why = "needs a server that speaks TLS: expected a target such as tls://example.com:443, check = \"tls\", \
                        or upstream_proxy = \"https://…\"";
