@@ -21,10 +21,10 @@ const PIPE_TIME: Duration = Duration::from_secs(5);
 /// The size of one read.
 const STEP_BYTES: usize = 64 << 10;
 
-/// The text of a file.
+/// The content of a file.
 #[derive(Debug)]
-pub(crate) struct NamedFile {
-    pub(crate) text: String,
+pub(crate) struct NamedFile<T = String> {
+    pub(crate) text: T,
     /// The permission bits.
     pub(crate) mode: u32,
 }
@@ -51,12 +51,29 @@ pub(crate) fn read(path: &Path, max_bytes: usize) -> Result<NamedFile, Unreadabl
     read_within(path, max_bytes, PIPE_TIME)
 }
 
+/// Returns the content of a file that need not be text, as [`read`] does.
+///
+/// # Errors
+/// Returns why the file cannot be read. Anything but a regular file and a pipe is refused.
+pub(crate) fn read_bytes(path: &Path, max_bytes: usize) -> Result<NamedFile<Vec<u8>>, Unreadable> {
+    read_bytes_within(path, max_bytes, PIPE_TIME)
+}
+
 /// Returns whether the path leads to a regular file, also through links.
 pub(crate) fn is_regular(path: &Path) -> io::Result<bool> {
     Ok(fs::metadata(path)?.is_file())
 }
 
 fn read_within(path: &Path, max_bytes: usize, time: Duration) -> Result<NamedFile, Unreadable> {
+    let NamedFile { text, mode } = read_bytes_within(path, max_bytes, time)?;
+    let text = String::from_utf8(text).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        Unreadable::NotText(valid.iter().filter(|byte| **byte == b'\n').count() + 1)
+    })?;
+    Ok(NamedFile { text, mode })
+}
+
+fn read_bytes_within(path: &Path, max_bytes: usize, time: Duration) -> Result<NamedFile<Vec<u8>>, Unreadable> {
     // Opening some devices has effects, so the kind is checked before and after the file is opened.
     check(fs::metadata(path)?.file_type())?;
     let deadline = Instant::now() + time;
@@ -64,11 +81,7 @@ fn read_within(path: &Path, max_bytes: usize, time: Duration) -> Result<NamedFil
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
     check(metadata.file_type())?;
-    let bytes = read_to_end(&file, &metadata, max_bytes, deadline)?.ok_or(Unreadable::Silent(time))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        Unreadable::NotText(valid.iter().filter(|byte| **byte == b'\n').count() + 1)
-    })?;
+    let text = read_to_end(&file, &metadata, max_bytes, deadline)?.ok_or(Unreadable::Silent(time))?;
     let mode = metadata.permissions().mode() & 0o777;
     Ok(NamedFile { text, mode })
 }

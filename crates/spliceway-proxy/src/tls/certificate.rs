@@ -1,9 +1,6 @@
 //! A certificate and its private key, from PEM files.
 
 use std::fmt::{self, Display, Formatter};
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,14 +10,24 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
+use x509_cert::Certificate;
+use x509_cert::certificate::Version;
 use x509_cert::der::Decode;
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
+use crate::kit::harmless::reason;
+use crate::kit::named_file::{self, NamedFile, Unreadable};
+
 /// The longest file that is read. A chain of certificates has a few KiB.
-const FILE_MAX_BYTES: u64 = 1 << 20;
+const FILE_MAX_BYTES: usize = 1 << 20;
+/// The longest certificate with its chain. Most clients accept 64 KiB for the whole message.
+const CHAIN_MAX_BYTES: usize = 60 << 10;
 /// The permission of everybody to read a file.
 const READ_BY_OTHERS: u32 = 0o004;
+/// The first byte of a file in DER.
+const SEQUENCE: u8 = 0x30;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The files of a certificate with its chain, and of its key. Both may be the same file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,14 +61,22 @@ pub(crate) struct BadFile {
 
 #[derive(Debug)]
 enum Why {
-    Read(io::Error),
-    TooLong,
+    Read(Unreadable),
     ReadByOthers,
+    /// DER or PKCS#12.
+    Binary,
     Pem(pem::Error),
     NoCertificate,
     NoKey,
     EncryptedKey,
+    ChainTooLong {
+        certificates: usize,
+        bytes: usize,
+    },
+    Version1,
     Certificate(String),
+    /// A certificate of the chain, counted from 1.
+    Chain(usize, String),
     Key(Error),
     /// The key does not belong to the certificate in this file.
     OtherKey(PathBuf),
@@ -75,8 +90,9 @@ impl Pair {
     pub(crate) fn read(files: &PairFiles, provider: &CryptoProvider) -> Result<Self, BadFile> {
         let at_certificate = |why| BadFile::new(&files.certificate, why);
         let at_key = |why| BadFile::new(&files.key, why);
-        let chain = read_chain(&files.certificate)?;
-        let (names, valid) = facts(&chain[0]).map_err(|why| at_certificate(Why::Certificate(why)))?;
+        let chain = read_certificates(&files.certificate).map_err(at_certificate)?;
+        check_chain(&chain).map_err(at_certificate)?;
+        let (names, valid) = facts(&chain[0]).map_err(at_certificate)?;
         let key = read_key(&files.key).map_err(at_key)?;
         let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey(files.certificate.clone())),
@@ -96,28 +112,51 @@ impl Pair {
 /// # Errors
 /// Returns the first fault of the file.
 pub(super) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadFile> {
-    let certificates = read(path).and_then(|(text, _)| {
-        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-        let chain = chain.map_err(Why::Pem)?;
-        if chain.is_empty() {
-            Err(Why::NoCertificate)
-        } else {
-            Ok(chain)
-        }
-    });
-    certificates.map_err(|why| BadFile::new(path, why))
+    read_certificates(path).map_err(|why| BadFile::new(path, why))
+}
+
+/// Returns the certificates of a file. There is at least one.
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Why> {
+    let (text, _) = read(path, FILE_MAX_BYTES)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let certificates = certificates.map_err(Why::Pem)?;
+    if certificates.is_empty() {
+        return Err(missing(&text, Why::NoCertificate));
+    }
+    Ok(certificates)
+}
+
+/// Checks what clients are sent, except for the first certificate.
+fn check_chain(chain: &[CertificateDer<'_>]) -> Result<(), Why> {
+    let bytes = chain.iter().map(|one| one.len()).sum();
+    if bytes > CHAIN_MAX_BYTES {
+        let certificates = chain.len();
+        return Err(Why::ChainTooLong { certificates, bytes });
+    }
+    for (position, one) in chain.iter().enumerate().skip(1) {
+        Certificate::from_der(one).map_err(|error| Why::Chain(position + 1, error.to_string()))?;
+    }
+    Ok(())
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Why> {
-    let (text, mode) = read(path)?;
+    let (text, mode) = read(path, FILE_MAX_BYTES)?;
     if mode & READ_BY_OTHERS != 0 {
         return Err(Why::ReadByOthers);
     }
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
-        pem::Error::NoItemsFound if is_encrypted(&text) => Why::EncryptedKey,
-        pem::Error::NoItemsFound => Why::NoKey,
+        _ if is_encrypted(&text) => Why::EncryptedKey,
+        pem::Error::NoItemsFound => missing(&text, Why::NoKey),
         error => Why::Pem(error),
     })
+}
+
+/// Returns why a file has nothing in PEM.
+fn missing(text: &[u8], why: Why) -> Why {
+    if text.first() == Some(&SEQUENCE) {
+        return Why::Binary;
+    }
+    why
 }
 
 /// Returns whether a file has an encrypted key: in PKCS#8, or as OpenSSL wrote keys before.
@@ -126,15 +165,12 @@ fn is_encrypted(text: &[u8]) -> bool {
     has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
 }
 
-/// Returns the content of a file, and its mode.
-fn read(path: &Path) -> Result<(Vec<u8>, u32), Why> {
-    let file = File::open(path).map_err(Why::Read)?;
-    let mode = file.metadata().map_err(Why::Read)?.permissions().mode();
-    let mut text = Vec::new();
-    let mut bounded = file.take(FILE_MAX_BYTES + 1);
-    bounded.read_to_end(&mut text).map_err(Why::Read)?;
-    if text.len() as u64 > FILE_MAX_BYTES {
-        return Err(Why::TooLong);
+/// Returns the content of a file in PEM, and its mode.
+fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, u32), Why> {
+    let NamedFile { mut text, mode } = named_file::read_bytes(path, max_bytes).map_err(Why::Read)?;
+    // Some editors write it. The first line would not be found.
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len());
     }
     Ok((text, mode))
 }
@@ -145,11 +181,14 @@ pub(super) fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
 }
 
 /// Returns the names of hosts in a certificate, and when it is valid.
-fn facts(certificate: &CertificateDer<'_>) -> Result<(Vec<Box<str>>, Validity), String> {
-    let parsed = x509_cert::Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+fn facts(certificate: &CertificateDer<'_>) -> Result<(Vec<Box<str>>, Validity), Why> {
+    let parsed = Certificate::from_der(certificate).map_err(|error| Why::Certificate(error.to_string()))?;
     let parsed = parsed.tbs_certificate();
+    if parsed.version() == Version::V1 {
+        return Err(Why::Version1);
+    }
     let names = parsed.get_extension::<SubjectAltName>();
-    let names = names.map_err(|error| error.to_string())?;
+    let names = names.map_err(|error| Why::Certificate(error.to_string()))?;
     let names = names.into_iter().flat_map(|(_, names)| names.0);
     let names = names.filter_map(|name| match name {
         GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase().into_boxed_str()),
@@ -178,16 +217,19 @@ impl Display for BadFile {
         let file = self.file.display();
         match &self.why {
             Why::Read(error) => write!(f, "cannot read {file}: {error}"),
-            Why::TooLong => write!(
-                f,
-                "{file} is longer than {} KiB: expected a file in PEM",
-                FILE_MAX_BYTES >> 10
-            ),
             Why::ReadByOthers => write!(
                 f,
                 "every user can read the private key in {file}: run `chmod o= {file}`"
             ),
-            Why::Pem(error) => write!(f, "{file} is not valid PEM: {error:?}"),
+            Why::Binary => write!(
+                f,
+                "{file} is in DER or PKCS#12: expected PEM, which `openssl x509 -inform DER`, `openssl pkey -inform \
+                 DER` or `openssl pkcs12 -nodes` writes"
+            ),
+            Why::Pem(error) => {
+                write!(f, "{file} is not valid PEM: ")?;
+                describe(error, f)
+            }
             Why::NoCertificate => write!(
                 f,
                 "{file} has no certificate: expected a line `-----BEGIN CERTIFICATE-----`"
@@ -200,8 +242,25 @@ impl Display for BadFile {
                 f,
                 "the private key in {file} is encrypted: `openssl pkey -in {file} -out NEW` writes it without a password"
             ),
+            Why::ChainTooLong { certificates, bytes } => write!(
+                f,
+                "{file} has {} KiB of certificates ({certificates}), and clients refuse more than {} KiB: expected the \
+                 server's own certificate and its chain",
+                bytes >> 10,
+                CHAIN_MAX_BYTES >> 10
+            ),
+            Why::Version1 => write!(
+                f,
+                "the certificate in {file} is of version 1, which has no names of hosts: `openssl x509 -req -extfile` \
+                 makes one with the extension subjectAltName"
+            ),
+            Why::Chain(number, why) => write!(f, "certificate {number} in {file} is not valid: {why}"),
             Why::Certificate(why) => write!(f, "the certificate in {file} is not valid: {why}"),
-            Why::Key(error) => write!(f, "the private key in {file} cannot be used: {error}"),
+            Why::Key(error) => write!(
+                f,
+                "the private key in {file} cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 \
+                 or P-521, or Ed25519 ({error})"
+            ),
             Why::OtherKey(certificate) => write!(
                 f,
                 "the key in {file} does not belong to the first certificate in {}: the server's own certificate comes \
@@ -209,6 +268,21 @@ impl Display for BadFile {
                 certificate.display()
             ),
         }
+    }
+}
+
+fn describe(error: &pem::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    match error {
+        pem::Error::MissingSectionEnd { end_marker } => {
+            let label = String::from_utf8_lossy(end_marker);
+            write!(f, "it ends before the line `-----END {}-----`", reason(&label))
+        }
+        pem::Error::IllegalSectionStart { line } => {
+            let line = String::from_utf8_lossy(line);
+            write!(f, "expected a line `-----BEGIN …-----` in place of `{}`", reason(&line))
+        }
+        pem::Error::Base64Decode(why) => write!(f, "a line between BEGIN and END is not base64: {why}"),
+        error => error.fmt(f),
     }
 }
 

@@ -90,7 +90,12 @@ fn each_fault_of_a_file_is_named_with_its_remedy() {
     let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
     let (_, other) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
     let cut = certificate.replace("-----END CERTIFICATE-----", "");
+    let not_base64 = certificate.replace("MII", "M!!");
+    let bad_chain = format!("{certificate}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let long = certificate.repeat((CHAIN_MAX_BYTES >> 8) + 1);
     let empty = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let encrypted_by_openssl =
+        "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n-----END EC PRIVATE KEY-----\n";
     let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
     for (certificate, key, mode, expected) in [
         (
@@ -117,8 +122,32 @@ fn each_fault_of_a_file_is_named_with_its_remedy() {
             0o600,
             "the private key in key.pem is encrypted: `openssl pkey -in key.pem",
         ),
+        (
+            &certificate,
+            encrypted_by_openssl,
+            0o600,
+            "the private key in key.pem is encrypted: ",
+        ),
+        (
+            &not_base64,
+            &key,
+            0o600,
+            "certificate.pem is not valid PEM: a line between BEGIN and END is not base64: ",
+        ),
+        (
+            &bad_chain,
+            &key,
+            0o600,
+            "certificate 2 in certificate.pem is not valid: ",
+        ),
+        (&long, &key, 0o600, "certificate.pem has 8"),
         (&key, &key, 0o600, "certificate.pem has no certificate: expected a line"),
-        (&cut, &key, 0o600, "certificate.pem is not valid PEM"),
+        (
+            &cut,
+            &key,
+            0o600,
+            "certificate.pem is not valid PEM: it ends before the line `-----END CERTIFICATE-----`",
+        ),
         (empty, &key, 0o600, "the certificate in certificate.pem is not valid: "),
         ("", "", 0o600, "certificate.pem has no certificate"),
     ] {
@@ -127,17 +156,92 @@ fn each_fault_of_a_file_is_named_with_its_remedy() {
     }
 }
 
+/// Reads the certificate from a path, with the key of another.
+fn message_of(path: &Path) -> String {
+    let files = PairFiles {
+        certificate: path.into(),
+        key: path.into(),
+    };
+    Pair::read(&files, &default_provider()).unwrap_err().to_string()
+}
+
 #[test]
-fn a_missing_and_an_endless_file_are_errors() {
+fn a_path_that_leads_to_no_file_is_an_error_at_once() {
+    let folder = Folder::new();
+    let huge = folder.0.join("huge");
+    let file = std::fs::File::create(&huge).unwrap();
+    // The file has no blocks on the disk.
+    file.set_len(1 << 40).unwrap();
     for (path, expected) in [
-        ("/nonexistent", "cannot read /nonexistent: No such file"),
-        ("/dev/zero", "/dev/zero is longer than 1024 KiB"),
+        (Path::new("/nonexistent"), "No such file"),
+        (Path::new("/dev/zero"), "this is a device, which is not read"),
+        (&folder.0, "this is a directory, which is not read"),
+        (&huge, "larger than 1 MiB, which is the limit"),
     ] {
-        let files = PairFiles {
-            certificate: path.into(),
-            key: path.into(),
+        let message = message_of(path);
+        assert!(
+            message.starts_with(&format!("cannot read {}: ", path.display())),
+            "{message}"
+        );
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn a_file_in_another_format_is_named() {
+    let folder = Folder::new();
+    let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
+    let mut files = folder.pair(&certificate, &key);
+    let der = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    std::fs::write(&files.key, der.secret_der()).unwrap();
+    let message = |files: &PairFiles| Pair::read(files, &default_provider()).unwrap_err().to_string();
+    let expected = " is in DER or PKCS#12: expected PEM, which `openssl x509 -inform DER`";
+    assert!(message(&files).contains(&format!("key.pem{expected}")));
+    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+    files.certificate = folder.0.join("certificate.der");
+    std::fs::write(&files.certificate, &der).unwrap();
+    assert!(message(&files).contains(&format!("certificate.der{expected}")));
+}
+
+#[test]
+fn text_around_a_certificate_and_the_ends_of_lines_do_not_matter() {
+    let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
+    let both = |change: fn(&str) -> String| [change(&certificate), change(&key)];
+    for [certificate, key] in [
+        both(|text| text.replace('\n', "\r\n")),
+        both(|text| text.replace('\n', "\r")),
+        both(|text| format!("\u{feff}{text}")),
+        both(|text| format!("Subject: M\0ller\n{text}the end")),
+        both(|text| format!("-----BEGIN EC PARAMETERS-----\nAAAA\n-----END EC PARAMETERS-----\n{text}")),
+        // A file may have both.
+        [format!("{key}{certificate}"), format!("{certificate}{key}")],
+    ] {
+        let folder = Folder::new();
+        let pair = Pair::read(&folder.pair(&certificate, &key), &default_provider()).unwrap();
+        assert_eq!(pair.names, ["a.test".into()]);
+    }
+}
+
+/// Certificates that OpenSSL made, with their keys: `openssl req -x509 -newkey …`.
+#[test]
+fn a_key_that_cannot_be_used_is_named_with_what_is_expected() {
+    for (name, expected) in [
+        (
+            "rsa1024",
+            "expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 or P-521, or Ed25519",
+        ),
+        (
+            "ed448",
+            "expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 or P-521, or Ed25519",
+        ),
+        ("version1", "is of version 1, which has no names of hosts"),
+    ] {
+        let made = match name {
+            "rsa1024" => include_str!("tests/rsa1024.pem"),
+            "ed448" => include_str!("tests/ed448.pem"),
+            _ => include_str!("tests/version1.pem"),
         };
-        let error = Pair::read(&files, &default_provider()).unwrap_err().to_string();
-        assert!(error.starts_with(expected), "{error}");
+        let message = message(made, made, 0o600);
+        assert!(message.contains(expected), "{name}: {message}");
     }
 }
