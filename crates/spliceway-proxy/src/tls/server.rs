@@ -1,6 +1,7 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
 use std::fmt::{self, Display, Formatter};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -59,7 +61,13 @@ pub(crate) struct Counts {
 struct InForce {
     config: Arc<ServerConfig>,
     pairs: Arc<Pairs>,
+    /// The files before they were read. A change while they are read is thus seen afterwards.
+    stamps: Vec<Stamp>,
 }
+
+/// What changes when a file does. `None` for a file that is missing, and for a pipe, which can be
+/// read once.
+type Stamp = Option<(u64, i64, i64, u64)>;
 
 /// What a handshake has agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,35 +146,27 @@ impl Terminator {
 
     /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
     pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        let mut seen = self.stamps();
+        let mut seen = self.in_force.read().stamps.clone();
         loop {
             sleep(LOOK_AGAIN).await;
-            let now = self.stamps();
-            if now == seen {
+            let terminator = Arc::clone(&self);
+            // Files of a thousand certificates, or a slow disk, must not hold up a worker.
+            let look = spawn_blocking(move || {
+                let now = stamps(&terminator.settings);
+                let reloaded = (now != seen).then(|| terminator.reload());
+                (now, reloaded)
+            });
+            let reloaded;
+            (seen, reloaded) = look.await.expect("a look at the files does not panic");
+            let Some(reloaded) = reloaded else {
                 continue;
-            }
-            seen = now;
-            let reloaded = self.reload();
+            };
             self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
             match reloaded {
                 Ok(()) => tracing::info!(service, "read the changed certificates"),
                 Err(bad) => tracing::error!(service, "the old certificates stay in force: {bad}"),
             }
         }
-    }
-
-    /// Returns what changes when a file does. `None` for a file that is missing.
-    fn stamps(&self) -> Vec<Option<(u64, i64, i64, u64)>> {
-        let files = self
-            .settings
-            .pairs
-            .iter()
-            .flat_map(|pair| [&pair.certificate, &pair.key]);
-        let stamps = files.map(|file| {
-            let data = std::fs::metadata(file).ok()?;
-            Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
-        });
-        stamps.collect()
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -194,7 +194,7 @@ impl Terminator {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let InForce { config, pairs } = self.in_force.read().clone();
+        let InForce { config, pairs, .. } = self.in_force.read().clone();
         let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         let name = start.client_hello().server_name().map(Box::<str>::from);
         if self.settings.refuses_unknown_names
@@ -265,12 +265,22 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
+fn stamps(settings: &ServerSettings) -> Vec<Stamp> {
+    let files = settings.pairs.iter().flat_map(|pair| [&pair.certificate, &pair.key]);
+    let stamps = files.map(|file| {
+        let data = std::fs::metadata(file).ok().filter(Metadata::is_file)?;
+        Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
+    });
+    stamps.collect()
+}
+
 /// Reads the files. With an old configuration, clients can resume its sessions.
 fn read(
     settings: &ServerSettings,
     provider: &Arc<CryptoProvider>,
     old: Option<&ServerConfig>,
 ) -> Result<InForce, BadFile> {
+    let stamps = stamps(settings);
     let pairs: Result<Vec<_>, _> = settings.pairs.iter().map(|files| Pair::read(files, provider)).collect();
     let pairs = Arc::new(Pairs::new(pairs?));
     let versions: &[&SupportedProtocolVersion] = if settings.is_13_only {
@@ -293,6 +303,7 @@ fn read(
     Ok(InForce {
         config: Arc::new(config),
         pairs,
+        stamps,
     })
 }
 

@@ -191,3 +191,18 @@ async fn a_broken_file_leaves_the_old_certificate_in_force() {
     connected.unwrap();
     agreed.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_changes_before_the_watch_begins_is_read() {
+    let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
+    let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
+    folder.pair(&certificate, &key);
+    let terminator = Arc::new(terminator);
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    // Nothing changes from here on, so the files are read once.
+    sleep(LOOK_AGAIN * 5 / 2).await;
+    assert_eq!(terminator.counts.reloads(), [("ok", 1), ("failed", 0)]);
+    assert!(terminator.pairs().know("b.test") && !terminator.pairs().know("a.test"));
+    watch.abort();
+    drop(folder);
+}
