@@ -42,7 +42,7 @@ fn outcome(error: &HandshakeError) -> Outcome {
         HandshakeError::Failed(_) => SessionEnd::ResetByClient,
         HandshakeError::UnknownName(_) => SessionEnd::Denied(Refusal::TlsName),
         HandshakeError::Alert(_) => SessionEnd::Denied(Refusal::TlsAlert),
-        HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
+        HandshakeError::LongHello | HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
     };
     Outcome::because(end, error)
 }

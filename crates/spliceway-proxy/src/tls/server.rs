@@ -14,11 +14,11 @@ use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
 use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, Validity};
@@ -89,6 +89,8 @@ pub(crate) enum HandshakeError {
     UnknownName(Box<str>),
     /// The client refuses, and says why.
     Alert(AlertDescription),
+    /// The client's hello does not end within [`HELLO_MAX_BYTES`].
+    LongHello,
     /// The client's messages do not fit the settings, or are not TLS.
     Tls(Error),
     Failed(io::Error),
@@ -192,10 +194,10 @@ impl Terminator {
     /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
     pub(crate) async fn accept<S>(&self, stream: S) -> Result<(TlsStream<S>, Agreed), HandshakeError>
     where
-        S: AsyncRead + AsyncWrite + Unpin,
+        S: AsyncBufRead + AsyncWrite + Unpin,
     {
         let InForce { config, pairs, .. } = self.in_force.read().clone();
-        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let start = hello(stream).await?;
         let name = start.client_hello().server_name().map(Box::<str>::from);
         if self.settings.refuses_unknown_names
             && let Some(name) = &name
@@ -226,6 +228,35 @@ impl Terminator {
         };
         self.counts.succeeded(&agreed);
         Ok((stream, agreed))
+    }
+}
+
+/// Reads a client's hello. An error is answered with its alert.
+async fn hello<S>(mut stream: S) -> Result<StartHandshake<S>, HandshakeError>
+where
+    S: AsyncBufRead + AsyncWrite + Unpin,
+{
+    let mut acceptor = Acceptor::default();
+    let mut length = 0;
+    loop {
+        let mut bytes = stream.fill_buf().await?;
+        if bytes.is_empty() {
+            return Err(HandshakeError::Gone);
+        }
+        let read = acceptor.read_tls(&mut bytes)?;
+        stream.consume(read);
+        length += read;
+        match acceptor.accept() {
+            Ok(Some(accepted)) => return Ok(StartHandshake::from_parts(accepted, stream)),
+            Ok(None) if length > HELLO_MAX_BYTES => return Err(HandshakeError::LongHello),
+            Ok(None) => {}
+            Err((error, mut alert)) => {
+                let mut bytes = Vec::new();
+                alert.write(&mut bytes)?;
+                let _ = stream.write_all(&bytes).await;
+                return Err(HandshakeError::Tls(error));
+            }
+        }
     }
 }
 
@@ -262,6 +293,8 @@ fn turns() -> Semaphore {
 
 /// The time between two looks at the files.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// The longest hello, with the heads of its records, as in `sni`. rustls would store 64 KiB.
+const HELLO_MAX_BYTES: usize = 20 << 10;
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
@@ -326,6 +359,7 @@ impl Display for HandshakeError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gone => f.write_str("the client has closed the connection in the handshake"),
+            Self::LongHello => write!(f, "the client's hello is longer than {} KiB", HELLO_MAX_BYTES >> 10),
             Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
             Self::Alert(alert) => write!(f, "the client refuses: {alert:?}"),
             Self::Tls(error) => error.fmt(f),

@@ -7,7 +7,7 @@ use rustls::RootCertStore;
 use rustls::client::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, duplex};
 use tokio_rustls::TlsConnector;
 
 /// A terminator whose certificates a client trusts.
@@ -64,7 +64,7 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let (mut stream, agreed) = terminator.accept(far).await?;
+        let (mut stream, agreed) = terminator.accept(BufReader::new(far)).await?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
         assert_eq!(request, b"request");
@@ -159,14 +159,14 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     let (mut near, far) = duplex(1 << 10);
     near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(
-        terminator.accept(far).await.unwrap_err(),
+        terminator.accept(BufReader::new(far)).await.unwrap_err(),
         HandshakeError::Tls(_)
     ));
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&[22, 3, 1]).await.unwrap();
     drop(near);
     assert!(matches!(
-        terminator.accept(far).await.unwrap_err(),
+        terminator.accept(BufReader::new(far)).await.unwrap_err(),
         HandshakeError::Gone
     ));
     drop(folder);
