@@ -56,6 +56,14 @@ class Case:
         return f"{self.mode.client} {self.mode.name} {self.family} {self.auth} {self.service}"
 
     @property
+    def client(self):
+        return self.mode.client
+
+    @property
+    def needs(self):
+        return self.mode.needs
+
+    @property
     def succeeds(self):
         return self.auth in ("open", "unneeded", "right")
 

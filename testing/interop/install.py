@@ -13,6 +13,9 @@ REQUIREMENTS = HERE / "clients" / "requirements.txt"
 NODE_MANIFESTS = (HERE / "clients" / "package.json", HERE / "clients" / "package-lock.json")
 GO_CLIENT = HERE / "clients" / "x-net-proxy"
 
+# The module of nginx that relays streams, in Debian.
+NGINX_STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"
+
 # The check for each tool (a program on the path, or a command that succeeds), and its Debian
 # package.
 PACKAGES = (
@@ -24,6 +27,12 @@ PACKAGES = (
     (["socat"], "socat"),
     (["microsocks"], "microsocks"),
     (["tinyproxy"], "tinyproxy"),
+    (["openssl"], "openssl"),
+    (["stunnel4"], "stunnel4"),
+    (["haproxy"], "haproxy"),
+    (["nginx"], "nginx-light"),
+    (["test", "-e", NGINX_STREAM], "libnginx-mod-stream"),
+    (["hitch"], "hitch"),
     (["perl", "-MIO::Socket::Socks", "-e", "1"], "libio-socket-socks-perl"),
     (["node"], "nodejs"),
     (["npm"], "npm"),
@@ -89,6 +98,7 @@ class Tools:
             "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, python_socks, socks"],
             "node": ["node", "-e", "require('socks'); require('dns-packet')"],
             "perl": ["perl", "-MIO::Socket::Socks", "-e", "1"],
+            "nginx": ["sh", "-c", f"command -v nginx && test -e {NGINX_STREAM}"],
         }
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
         if answers(proof, self.environment()):
@@ -113,6 +123,7 @@ class Tools:
             "socat": ["dpkg-query", "--show", "socat"],
             "microsocks": ["dpkg-query", "--show", "microsocks"],
             "tinyproxy": ["tinyproxy", "-v"],
+            **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "nginx", "hitch", "openssl")},
             "python": [*self._runners["{python}"], "-c", python],
             "node": ["node", "-e", node],
             "perl": [

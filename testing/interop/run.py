@@ -20,6 +20,7 @@ sys.dont_write_bytecode = True
 import install  # noqa: E402
 from cases import SECRET, USER, Runner, cases  # noqa: E402
 from clients import modes  # noqa: E402
+from tls_cases import TlsCase, tls_cases  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,8 @@ def main():
         except install.Failed as failed:
             print(f"interop: {failed}", file=sys.stderr)
             return 1
-    chosen = [case for case in cases(modes()) if all(word in str(case).split() for word in options.words)]
+    every = [*cases(modes()), *tls_cases()]
+    chosen = [case for case in every if all(word in str(case).split() for word in options.words)]
     if options.list:
         print(*chosen, sep="\n")
         return 0
@@ -45,7 +47,7 @@ def main():
         program = options.program or built / "spliceway"
         needed = any(case.demands for case in runnable)
         runner = Runner(program, password_file(program, Path(folder)) if needed else None, tools)
-        failed = run_all(runner, runnable, options.jobs)
+        failed = run_all(program, runner, runnable, options.jobs)
     missing_is_an_error = options.install or os.environ.get("CI") == "true"
     if missing_is_an_error:
         failed += skipped
@@ -73,14 +75,14 @@ def sort_out(chosen, tools):
     """
     runnable, skipped, said = [], 0, set()
     for case in chosen:
-        reasons = [f"{tool} is not there: {tools.missing(tool)}" for tool in case.mode.needs if tools.missing(tool)]
+        reasons = [f"{tool} is not there: {tools.missing(tool)}" for tool in case.needs if tools.missing(tool)]
         if not reasons:
             runnable.append(case)
             continue
         skipped += 1
-        if case.mode.client not in said:
-            said.add(case.mode.client)
-            print(f"skip  {case.mode.client}: {', '.join(reasons)}")
+        if case.client not in said:
+            said.add(case.client)
+            print(f"skip  {case.client}: {', '.join(reasons)}")
     return runnable, skipped
 
 
@@ -98,11 +100,15 @@ def password_file(program, folder):
     return file
 
 
-def run_all(runner, runnable, jobs):
+def run_all(program, runner, runnable, jobs):
     """Prints a line for each case as it ends. Returns the number of failed cases."""
     started, failed = time.monotonic(), 0
+
+    def run(case):
+        return case.run(program) if isinstance(case, TlsCase) else runner.run(case)
+
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(runner.run, runnable):
+        for outcome in pool.map(run, runnable):
             spliced = f"  {outcome.spliced:6.1%} spliced" if outcome.spliced is not None else ""
             word = "FAIL" if outcome.faults else "ok"
             print(f"{word:<6}{str(outcome.case):<52}{outcome.seconds:6.2f} s{spliced}", flush=True)
