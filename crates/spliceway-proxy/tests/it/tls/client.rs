@@ -211,6 +211,15 @@ impl Client {
             .unwrap();
     }
 
+    /// Asks for new keys, with a message that the next bytes follow.
+    pub(crate) fn update_keys(&mut self) {
+        let updated = match &mut self.stream {
+            TlsStream::Client(stream) => stream.get_mut().1.refresh_traffic_keys(),
+            TlsStream::Server(stream) => stream.get_mut().1.refresh_traffic_keys(),
+        };
+        updated.unwrap();
+    }
+
     /// Announces the end of the stream.
     pub(crate) fn finish(&mut self) {
         let finished = self.stream.shutdown();

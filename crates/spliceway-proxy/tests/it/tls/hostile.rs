@@ -199,3 +199,27 @@ fn early_data_is_not_offered() {
     assert!(session.early_data().is_none());
     assert_ne!(session.handshake_kind(), Some(HandshakeKind::Full));
 }
+
+#[test]
+fn a_request_for_new_keys_is_answered_and_a_flood_of_them_ends_the_session() {
+    // The number that rustls accepts without data in between.
+    const REQUESTS_MAX: usize = 32;
+    let pair = Pair::new(&["a.test"]);
+    let mut program = service("forward", echo("127.0.0.1:0"), &pair, &[]);
+    let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+    for byte in 0..100 {
+        client.update_keys();
+        client.send(&[byte]);
+        assert_eq!(client.receive(1), [byte]);
+    }
+    for _ in 0..=REQUESTS_MAX {
+        client.update_keys();
+    }
+    client.send(b"");
+    client.rest().expect_err("the session has ended");
+    let line = program.line("bytes_up=");
+    assert!(
+        line.contains("bytes_up=100 bytes_down=100") && line.contains("TooManyKeyUpdateRequests"),
+        "{line}"
+    );
+}
