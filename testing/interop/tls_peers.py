@@ -1,5 +1,6 @@
 """Third-party programs that speak TLS on one side: clear text in and TLS out, or the reverse."""
 
+import os
 import subprocess
 import time
 from contextlib import contextmanager
@@ -66,6 +67,8 @@ class Peer:
     terminates: Callable | None = None
     # Whether it announces its end (`close_notify`) before it closes its side.
     announces: bool = True
+    # Whether it still sends after the other side has ended.
+    half_closes: bool = True
 
     @contextmanager
     def running(self, start, to, pair, version, folder):
@@ -168,9 +171,11 @@ def socat_terminates(side):
 
 
 def hitch_terminates(side):
+    # It refuses to serve as root.
+    user = 'user = "nobody"\n' if os.geteuid() == 0 else ""
     settings = (
         f'frontend = "[127.0.0.1]:{side.port}"\nbackend = "[127.0.0.1]:{side.to}"\npem-file = "{side.pair.both}"\n'
-        f'tls-protos = TLSv{side.version}\nworkers = 1\ndaemon = off\nsyslog = off\nquiet = on\n'
+        f'tls-protos = TLSv{side.version}\nworkers = 1\ndaemon = off\nsyslog = off\nquiet = on\n{user}'
     )
     return ["hitch", f"--config={side.write(settings)}"]
 
@@ -180,5 +185,5 @@ PEERS = (
     Peer("HAProxy", "haproxy", haproxy_originates, haproxy_terminates),
     Peer("nginx", "nginx", nginx_originates, nginx_terminates, announces=False),
     Peer("socat", "socat", socat_originates, socat_terminates),
-    Peer("hitch", "hitch", None, hitch_terminates),
+    Peer("hitch", "hitch", None, hitch_terminates, half_closes=False),
 )
