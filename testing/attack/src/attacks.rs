@@ -15,6 +15,7 @@ use crate::Stage;
 use crate::client::{self, Target};
 use crate::probe::Probe;
 use crate::program::{Log, SECRET};
+use crate::tls;
 
 /// The duration of an attack. The quick form comes first.
 const TIME: [Duration; 2] = [Duration::from_millis(2500), Duration::from_secs(30)];
@@ -68,6 +69,8 @@ enum Kind {
     EarlyAnswer,
     /// Connects and closes, or resets.
     Connect,
+    /// Attacks a service that ends TLS. The probes use a service beside it.
+    Tls(tls::Attempt),
 }
 
 pub(crate) const SMALL: Limits = Limits {
@@ -86,6 +89,25 @@ pub(crate) const SMALL: Limits = Limits {
 /// head.
 const HELD: Limits = Limits { rss_mib: 16, ..SMALL };
 
+/// Limits for 5,000 clients in the middle of a TLS handshake. Each takes about 30 KiB.
+const HALF_OPEN: Limits = Limits { rss_mib: 256, ..SMALL };
+/// Limits for 1,000 clients, each of which may hold 20 KiB of a hello in twice as much memory.
+const HELLOS: Limits = Limits { rss_mib: 48, ..SMALL };
+/// Limits for handshakes that succeed. The sessions have a target, and each signature takes about
+/// 1 ms.
+const SHAKEN: Limits = Limits {
+    descriptors_each: 2,
+    cpu_each: Duration::from_millis(3),
+    ..SMALL
+};
+/// Limits for sessions with many records. A record takes about 10 µs, and there are 10,000.
+const RECORDS: Limits = Limits {
+    cpu_each: Duration::from_millis(60),
+    ..SHAKEN
+};
+/// Limits for sessions whose buffers are full.
+const FULL: Limits = Limits { rss_mib: 32, ..RECORDS };
+
 const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) -> Attack {
     Attack {
         name,
@@ -96,6 +118,10 @@ const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) 
         probe: Probe::Address,
         limits,
     }
+}
+
+const fn tls_attack(name: &'static str, attempt: tls::Attempt, at_once: usize, limits: Limits) -> Attack {
+    attack(name, Kind::Tls(attempt), at_once, limits)
 }
 
 /// Returns an attack that makes the program write records while the log has this fault.
@@ -180,6 +206,14 @@ pub(crate) const ATTACKS: &[Attack] = &[
         },
     ),
     attack("flood of connects", Kind::Connect, 64, SMALL),
+    tls_attack("tls: half-open", tls::Attempt::HalfOpen, 10_000, HALF_OPEN),
+    tls_attack("tls: byte by byte", tls::Attempt::ByteByByte, 1000, HELLOS),
+    tls_attack("tls: odd hellos", tls::Attempt::Hellos, 1000, HELLOS),
+    // One core makes as many handshakes as it can.
+    tls_attack("tls: flood of handshakes", tls::Attempt::Handshakes, 64, SHAKEN),
+    tls_attack("tls: key updates", tls::Attempt::KeyUpdates, 32, RECORDS),
+    tls_attack("tls: tiny records", tls::Attempt::TinyRecords, 16, RECORDS),
+    tls_attack("tls: clients never read", tls::Attempt::NeverReads, 200, FULL),
     log_attack("stalled log reader", Log::Stalled),
     log_attack("log reader gone", Log::Closed),
     log_attack("log on a full device", Log::Full),
@@ -217,13 +251,20 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
     attackers.join_all().await;
 }
 
+impl Attack {
+    /// Returns whether the attack needs a service that ends TLS.
+    pub(crate) fn is_tls(&self) -> bool {
+        matches!(self.kind, Kind::Tls(_))
+    }
+}
+
 impl Kind {
     /// Returns the pause between two connections of one attacker. All attackers together open about
     /// 1,000 connections per second.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Self::Leave | Self::Connect => 60,
-            Self::WrongPassword => 0,
+            Self::WrongPassword | Self::Tls(tls::Attempt::Handshakes) => 0,
             _ => 30,
         })
     }
@@ -236,6 +277,7 @@ impl Kind {
         });
         let to = match self {
             Self::SilentMetrics => stage.program.metrics,
+            Self::Tls(_) => stage.program.tls,
             _ => stage.program.address,
         };
         let mut stream = client::connect(from, to).await?;
@@ -280,6 +322,7 @@ impl Kind {
                 }
                 return Ok(());
             }
+            Self::Tls(kind) => return stage.tls.attempt(kind, &mut stream, attempt).await,
         }
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.map(drop)

@@ -13,6 +13,7 @@ mod probe;
 mod program;
 mod servers;
 mod table;
+mod tls;
 
 use std::io;
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ struct Options {
 pub(crate) struct Stage {
     program: Program,
     servers: Servers,
+    tls: tls::Attackers,
     /// Connections that the attack has made so far.
     attempts: AtomicU64,
     /// Whether the attack is still running.
@@ -134,10 +136,11 @@ fn runtime() -> io::Result<Runtime> {
 /// Runs one attack on one program, from the program's start to its exit.
 async fn stage(attack: &'static Attack, options: &Options, place: &Place, attacking: &Handle) -> io::Result<Outcome> {
     let servers = Servers::start().await?;
-    let program = Program::start(options.program.as_deref(), servers.names, attack.log, place).await?;
+    let program = Program::start(options.program.as_deref(), &servers, attack, place).await?;
     let stage = Arc::new(Stage {
         program,
         servers,
+        tls: tls::Attackers::new()?,
         attempts: AtomicU64::new(0),
         on: AtomicBool::new(true),
     });

@@ -13,7 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use crate::attacks::Attack;
 use crate::place::Place;
+use crate::servers::Servers;
+use crate::tls;
 
 /// The password of every user.
 pub(crate) const SECRET: &str = "correct horse";
@@ -24,6 +27,10 @@ pub(crate) const NEWCOMERS: usize = 1000;
 /// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and the rest for about 1,500
 /// sessions.
 const DESCRIPTORS: u64 = 4096;
+/// The limit beside a service that ends TLS, for about 6,000 sessions, and the sessions of each
+/// client address. Attackers have four addresses.
+const DESCRIPTORS_WITH_TLS: u64 = 16_384;
+const PER_ADDRESS: u64 = 1_250;
 
 /// The longest wait for a start or an exit. Both take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,6 +62,8 @@ pub(crate) struct Usage {
 pub(crate) struct Program {
     pub(crate) address: SocketAddr,
     pub(crate) metrics: SocketAddr,
+    /// The service that ends TLS, if the attack needs one.
+    pub(crate) tls: SocketAddr,
     process: Mutex<Child>,
     pid: Pid,
     /// The read end of the program's stderr, which stays open and unread.
@@ -62,20 +71,41 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) async fn start(path: Option<&str>, names: SocketAddr, log: Log, place: &Place) -> io::Result<Self> {
+    pub(crate) async fn start(
+        path: Option<&str>,
+        servers: &Servers,
+        attack: &Attack,
+        place: &Place,
+    ) -> io::Result<Self> {
         let beside = std::env::current_exe()?.with_file_name("spliceway");
         let path = path.map_or(beside, Into::into);
         let users = place.folder.join("users");
         write_users(&path, &users)?;
         // The program's log cannot supply these addresses, because some attacks break it from the
         // start.
-        let (address, metrics) = (unused_address().await?, unused_address().await?);
+        let [address, metrics, tls] = [
+            unused_address().await?,
+            unused_address().await?,
+            unused_address().await?,
+        ];
+        let log = attack.log;
         let (stderr, unread) = log.open(place)?;
         let mut command = Command::new(&path);
-        command.args(["mixed", "--handshake-timeout", "3s", "--connect-timeout", "5s"]);
-        command.args(["--listen", &address.to_string(), "--metrics", &metrics.to_string()]);
-        command.args(["--dns", &names.to_string(), "--nofile", &DESCRIPTORS.to_string()]);
-        command.arg("--auth-file").arg(&users);
+        if attack.is_tls() {
+            let config = place.folder.join("config.toml");
+            fs::write(&config, with_tls(address, metrics, tls, servers, place)?)?;
+            command.arg("run").arg("--config").arg(&config);
+        } else {
+            command.args(["mixed", "--handshake-timeout", "3s", "--connect-timeout", "5s"]);
+            command.args(["--listen", &address.to_string(), "--metrics", &metrics.to_string()]);
+            command.args([
+                "--dns",
+                &servers.names.to_string(),
+                "--nofile",
+                &DESCRIPTORS.to_string(),
+            ]);
+            command.arg("--auth-file").arg(&users);
+        }
         if log != Log::Kept {
             // Fewer connections than attackers, so that the accept task logs too.
             command.args(["--max-conns", "24"]);
@@ -89,17 +119,14 @@ impl Program {
         let program = Self {
             address,
             metrics,
+            tls,
             pid: Pid::from_child(&process),
             process: Mutex::new(process),
             _unread: unread,
         };
-        let started = Instant::now();
-        while TcpStream::connect(address).await.is_err() {
-            if started.elapsed() > PATIENCE {
-                return Err(io::Error::other("the program does not listen"));
-            }
-            // Sleeps because a program that cannot write its log cannot announce that it listens.
-            sleep(Duration::from_millis(10)).await;
+        let addresses = [address, metrics, tls];
+        for address in &addresses[..if attack.is_tls() { 3 } else { 2 }] {
+            listens(*address).await?;
         }
         Ok(program)
     }
@@ -196,6 +223,40 @@ fn write_users(program: &std::path::Path, path: &std::path::Path) -> io::Result<
     let names = names.chain(["probe".to_owned(), "attacker".to_owned()]);
     let lines: String = names.map(|name| format!("{name}:{}\n", hash.trim())).collect();
     fs::write(path, lines)
+}
+
+async fn listens(address: SocketAddr) -> io::Result<()> {
+    let started = Instant::now();
+    while TcpStream::connect(address).await.is_err() {
+        if started.elapsed() > PATIENCE {
+            return Err(io::Error::other(format!("the program does not listen on {address}")));
+        }
+        // Sleeps because a program that cannot write its log cannot announce that it listens.
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// Returns a configuration with the service for the probes, and one that ends TLS. 10,000 attackers
+/// with four addresses would take every session, so a client address has a limit.
+fn with_tls(
+    address: SocketAddr,
+    metrics: SocketAddr,
+    tls: SocketAddr,
+    servers: &Servers,
+    place: &Place,
+) -> io::Result<String> {
+    let [certificate, key] = tls::write_pair(&place.folder)?;
+    let users = place.folder.join("users");
+    let (names, echo) = (servers.names, servers.echo);
+    Ok(format!(
+        "[admin]\nmetrics = \"{metrics}\"\n\
+         [timeouts]\nhandshake = \"3s\"\nconnect = \"5s\"\n\
+         [limits]\nnofile = {DESCRIPTORS_WITH_TLS}\nmax_conns_per_ip = {PER_ADDRESS}\n\
+         [[service]]\nname = \"plain\"\nkind = \"mixed\"\nlisten = \"{address}\"\ndns = \"{names}\"\nauth_file = {users:?}\n\
+         [[service]]\nname = \"tls\"\nkind = \"forward\"\nlisten = \"{tls}\"\nto = \"{echo}\"\n\
+         tls_cert = {certificate:?}\ntls_key = {key:?}\n"
+    ))
 }
 
 async fn unused_address() -> io::Result<SocketAddr> {

@@ -200,6 +200,7 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
     let terminator = Arc::new(terminator);
     let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
     // Nothing changes from here on, so the files are read once.
+    // Sleeps because the watch looks at fixed times. The time does not pass.
     sleep(LOOK_AGAIN * 5 / 2).await;
     assert_eq!(terminator.counts.reloads(), [("ok", 1), ("failed", 0)]);
     assert!(terminator.pairs().know("b.test") && !terminator.pairs().know("a.test"));

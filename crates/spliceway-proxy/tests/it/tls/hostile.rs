@@ -201,7 +201,7 @@ fn early_data_is_not_offered() {
 }
 
 #[test]
-fn a_request_for_new_keys_is_answered_and_a_flood_of_them_ends_the_session() {
+fn new_keys_are_made_and_a_flood_of_requests_ends_the_session() {
     // The number that rustls accepts without data in between.
     const REQUESTS_MAX: usize = 32;
     let pair = Pair::new(&["a.test"]);
