@@ -106,7 +106,7 @@ const RECORDS: Limits = Limits {
     ..SHAKEN
 };
 /// Limits for sessions whose buffers are full.
-const FULL: Limits = Limits { rss_mib: 32, ..RECORDS };
+const FULL: Limits = Limits { rss_mib: 16, ..RECORDS };
 
 const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) -> Attack {
     Attack {
@@ -213,7 +213,8 @@ pub(crate) const ATTACKS: &[Attack] = &[
     tls_attack("tls: flood of handshakes", tls::Attempt::Handshakes, 64, SHAKEN),
     tls_attack("tls: key updates", tls::Attempt::KeyUpdates, 32, RECORDS),
     tls_attack("tls: tiny records", tls::Attempt::TinyRecords, 16, RECORDS),
-    tls_attack("tls: clients never read", tls::Attempt::NeverReads, 200, FULL),
+    // The kernel's memory for TCP must have room for four full buffers of each.
+    tls_attack("tls: clients never read", tls::Attempt::NeverReads, 16, FULL),
     log_attack("stalled log reader", Log::Stalled),
     log_attack("log reader gone", Log::Closed),
     log_attack("log on a full device", Log::Full),

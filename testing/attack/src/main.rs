@@ -34,7 +34,7 @@ Attacks the program and fails if honest clients, memory, descriptors or CPU suff
 
 usage: cargo xtask attack [--quick] [--program PATH] [WORD…]
 
-  --quick         a minute instead of ten
+  --quick         a minute instead of fifteen
   --program PATH  attack this build instead of the release build
   WORD            only attacks that have one of these words in their name
 

@@ -137,6 +137,9 @@ impl Attackers {
                 stream.flush().await?;
             }
         }
+        if with_data {
+            return Ok(());
+        }
         stream.read_to_end(&mut Vec::new()).await.map(drop)
     }
 
