@@ -15,4 +15,5 @@ pub(crate) mod client;
 pub(crate) mod connect_error;
 pub(crate) mod names;
 pub(crate) mod server;
+mod stamp;
 mod verifier;

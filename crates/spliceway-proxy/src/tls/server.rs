@@ -1,9 +1,7 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
 use std::fmt::{self, Display, Formatter};
-use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,6 +21,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, Validity};
 use super::names::Pairs;
+use super::stamp::Stamp;
 
 /// How a listener terminates TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,10 +63,6 @@ struct InForce {
     /// The files before they were read. A change while they are read is thus seen afterwards.
     stamps: Vec<Stamp>,
 }
-
-/// What changes when a file does. `None` for a file that is missing, and for a pipe, which can be
-/// read once.
-type Stamp = Option<(u64, i64, i64, u64)>;
 
 /// What a handshake has agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -300,11 +295,7 @@ const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
 fn stamps(settings: &ServerSettings) -> Vec<Stamp> {
     let files = settings.pairs.iter().flat_map(|pair| [&pair.certificate, &pair.key]);
-    let stamps = files.map(|file| {
-        let data = std::fs::metadata(file).ok().filter(Metadata::is_file)?;
-        Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
-    });
-    stamps.collect()
+    files.map(|file| Stamp::of(file)).collect()
 }
 
 /// Reads the files. With an old configuration, clients can resume its sessions.

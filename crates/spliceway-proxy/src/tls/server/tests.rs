@@ -1,4 +1,5 @@
 use super::*;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use crate::tls::certificate::tests::{Folder, made_pem};
@@ -204,6 +205,24 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
     sleep(LOOK_AGAIN * 5 / 2).await;
     assert_eq!(terminator.counts.reloads(), [("ok", 1), ("failed", 0)]);
     assert!(terminator.pairs().know("b.test") && !terminator.pairs().know("a.test"));
+    watch.abort();
+    drop(folder);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_permissions_are_corrected_is_read_again() {
+    let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
+    let terminator = Arc::new(terminator);
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
+    let files = folder.pair(&certificate, &key);
+    for (mode, expected) in [(0o644, [("ok", 0), ("failed", 1)]), (0o600, [("ok", 1), ("failed", 1)])] {
+        std::fs::set_permissions(&files.key, PermissionsExt::from_mode(mode)).unwrap();
+        // Sleeps because the watch looks at fixed times. The time does not pass.
+        sleep(LOOK_AGAIN * 5 / 2).await;
+        assert_eq!(terminator.counts.reloads(), expected);
+    }
+    assert!(terminator.pairs().know("b.test"));
     watch.abort();
     drop(folder);
 }
