@@ -92,7 +92,12 @@ const HELD: Limits = Limits { rss_mib: 16, ..SMALL };
 /// Limits for 5,000 clients in the middle of a TLS handshake. Each takes about 30 KiB.
 const HALF_OPEN: Limits = Limits { rss_mib: 256, ..SMALL };
 /// Limits for 1,000 clients, each of which may hold 20 KiB of a hello in twice as much memory.
-const HELLOS: Limits = Limits { rss_mib: 48, ..SMALL };
+const HELLOS: Limits = Limits {
+    rss_mib: 48,
+    // Each byte may be a read of its own.
+    cpu_each: Duration::from_millis(5),
+    ..SMALL
+};
 /// Limits for handshakes that succeed. The sessions have a target, and each signature takes about
 /// 1 ms.
 const SHAKEN: Limits = Limits {
