@@ -3,7 +3,6 @@
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::{self, Display, Formatter};
 use std::hash::{Hash, Hasher};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,12 +18,14 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion, RootCertStore};
 use spliceway_protocol::address::Target;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::connect_error::ConnectError;
+use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 
 /// How a service speaks TLS to its targets and its upstream proxies.
@@ -70,6 +71,8 @@ struct InForce {
     checks: Arc<ClientConfig>,
     /// Differs if the certificates do.
     fingerprint: u64,
+    /// The files before they were read. A change while they are read is thus seen afterwards.
+    stamps: Vec<Stamp>,
 }
 
 /// What a handshake with a server has agreed on.
@@ -151,34 +154,28 @@ impl Originator {
 
     /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
     pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        let mut seen = self.stamps();
+        let mut seen = self.in_force.read().stamps.clone();
         loop {
             sleep(LOOK_AGAIN).await;
-            let now = self.stamps();
-            if now == seen {
-                continue;
-            }
-            seen = now;
-            match read(&self.settings, &self.provider) {
-                Ok(new) => {
+            let originator = Arc::clone(&self);
+            let look = spawn_blocking(move || {
+                let now = stamps(&originator.settings);
+                let new = (now != seen).then(|| read(&originator.settings, &originator.provider));
+                (now, new)
+            });
+            let new;
+            (seen, new) = look.await.expect("a look at the files does not panic");
+            match new {
+                None => {}
+                Some(Ok(new)) => {
                     *self.in_force.write() = new;
                     tracing::info!(service, "read the changed certificates for targets");
                 }
-                Err(bad) => tracing::error!(service, "the old certificates for targets stay in force: {bad}"),
+                Some(Err(bad)) => {
+                    tracing::error!(service, "the old certificates for targets stay in force: {bad}");
+                }
             }
         }
-    }
-
-    /// Returns what changes when a file does. `None` for a file that is missing.
-    fn stamps(&self) -> Vec<Option<(u64, i64, i64, u64)>> {
-        let pair = self.settings.pair.iter();
-        let pair = pair.flat_map(|pair| [&pair.certificate, &pair.key]);
-        let stamp = |file: &Path| {
-            let data = std::fs::metadata(file).ok()?;
-            Some((data.ino(), data.mtime(), data.mtime_nsec(), data.size()))
-        };
-        let files = self.settings.authorities.iter().chain(pair);
-        files.map(|file| stamp(file)).collect()
     }
 
     /// Shakes hands with a target. `protocol` is that on which the client has agreed. A check
@@ -270,8 +267,16 @@ impl AgreedWithServer {
 /// The time between two looks at the files.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
+fn stamps(settings: &ClientSettings) -> Vec<Stamp> {
+    let pair = settings.pair.iter();
+    let pair = pair.flat_map(|pair| [&pair.certificate, &pair.key]);
+    let files = settings.authorities.iter().chain(pair);
+    files.map(|file| Stamp::of(file)).collect()
+}
+
 /// Reads the files.
 fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InForce, Unusable> {
+    let stamps = stamps(settings);
     let mut hasher = DefaultHasher::new();
     let verifier: Arc<dyn ServerCertVerifier> = if settings.verifies {
         let (roots, all, named) = authorities(settings.authorities.as_deref())?;
@@ -302,6 +307,7 @@ fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InF
         config: Arc::new(config),
         checks: Arc::new(checks),
         fingerprint: hasher.finish(),
+        stamps,
     })
 }
 
