@@ -64,8 +64,9 @@ class TlsCase:
 def tls_cases():
     for peer in PEERS:
         for role, start in (("terminate", peer.originates), ("originate", peer.terminates)):
+            ends = ENDS if role == "terminate" or peer.serves_half_closes else ENDS[1:]
             for version in VERSIONS if start else ():
-                for end in ENDS if peer.half_closes else ENDS[1:]:
+                for end in ends:
                     yield TlsCase(peer, role, version, end)
 
 

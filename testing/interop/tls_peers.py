@@ -67,8 +67,8 @@ class Peer:
     terminates: Callable | None = None
     # Whether it announces its end (`close_notify`) before it closes its side.
     announces: bool = True
-    # Whether it still sends after the other side has ended.
-    half_closes: bool = True
+    # Whether it still sends everything to a client that has ended its side, where it terminates.
+    serves_half_closes: bool = True
 
     @contextmanager
     def running(self, start, to, pair, version, folder):
@@ -181,9 +181,9 @@ def hitch_terminates(side):
 
 
 PEERS = (
-    Peer("stunnel", "stunnel4", stunnel_originates, stunnel_terminates),
+    Peer("stunnel", "stunnel4", stunnel_originates, stunnel_terminates, serves_half_closes=False),
     Peer("HAProxy", "haproxy", haproxy_originates, haproxy_terminates),
     Peer("nginx", "nginx", nginx_originates, nginx_terminates, announces=False),
     Peer("socat", "socat", socat_originates, socat_terminates),
-    Peer("hitch", "hitch", None, hitch_terminates, half_closes=False),
+    Peer("hitch", "hitch", None, hitch_terminates, serves_half_closes=False),
 )
