@@ -233,7 +233,9 @@ impl Collector for Now {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::outcome::ConnectFailure;
     use crate::kit::refusal::Refusal;
+    use rustix::io::Errno;
 
     #[tokio::test]
     async fn the_series_have_the_documented_names() {
@@ -243,7 +245,9 @@ mod tests {
         metrics.reloaded(false);
         traffic.session_began();
         traffic.session_began();
-        traffic.session_ended(SessionEnd::ConnectFailed("ECONNREFUSED"));
+        traffic.session_ended(SessionEnd::ConnectFailed(ConnectFailure::System(Some(
+            Errno::CONNREFUSED,
+        ))));
         traffic.session_began();
         traffic.session_ended(SessionEnd::Denied(Refusal::Command));
         metrics.connected(Duration::from_millis(3));

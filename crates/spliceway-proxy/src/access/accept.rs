@@ -63,7 +63,7 @@ pub(crate) async fn accept(
             Err(error) => error,
         };
         drop(permit);
-        failed(errno::name(&error));
+        failed(errno::name(errno::known(&error)));
         if is_of_the_client(&error) && shortage.may_be_of_one_client() {
             continue;
         }

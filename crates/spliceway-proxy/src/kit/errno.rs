@@ -4,12 +4,16 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Returns the C name of the errno, or `other` for an errno that no call here is known to return.
-/// This keeps the number of labels small.
-pub(crate) fn name(error: &io::Error) -> &'static str {
-    Errno::from_io_error(error)
-        .and_then(|errno| NAMES.iter().find(|(known, _)| *known == errno))
-        .map_or("other", |(_, name)| name)
+/// Returns the errno of this error. Returns `None` if no call here is known to return it, which keeps
+/// the number of labels small.
+pub(crate) fn known(error: &io::Error) -> Option<Errno> {
+    Errno::from_io_error(error).filter(|errno| NAMES.iter().any(|(known, _)| known == errno))
+}
+
+/// Returns the C name of an errno that is known, or `other`.
+pub(crate) fn name(errno: Option<Errno>) -> &'static str {
+    let known = NAMES.iter().find(|(known, _)| Some(*known) == errno);
+    known.map_or("other", |(_, name)| name)
 }
 
 /// The errnos in the manual pages of accept(2), socket(2) and connect(2), and the errors that
@@ -54,8 +58,9 @@ mod tests {
 
     #[test]
     fn an_errno_has_its_name_and_an_unknown_one_is_other() {
-        assert_eq!(name(&Errno::MFILE.into()), "EMFILE");
-        assert_eq!(name(&Errno::NAMETOOLONG.into()), "other");
-        assert_eq!(name(&io::Error::other("no errno at all")), "other");
+        let name_of = |error: io::Error| name(known(&error));
+        assert_eq!(name_of(Errno::MFILE.into()), "EMFILE");
+        assert_eq!(name_of(Errno::NAMETOOLONG.into()), "other");
+        assert_eq!(name_of(io::Error::other("no errno at all")), "other");
     }
 }

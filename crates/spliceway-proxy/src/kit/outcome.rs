@@ -1,10 +1,15 @@
 //! How a session ended.
 
 use std::fmt;
+use std::io;
 
+use super::errno;
 use super::refusal::Refusal;
+use super::tls_failure::TlsFailure;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+use rustix::io::Errno;
 use spliceway::{EndReason, Peer, RelayError, RelaySummary};
+use spliceway_protocol::client;
 
 /// How a session ended, and the error if there was one.
 #[derive(Debug)]
@@ -28,8 +33,8 @@ pub(crate) enum SessionEnd {
     ResetByClient,
     /// The upstream's socket failed.
     ResetByUpstream,
-    /// The target was not reached. The value names the errno or another cause.
-    ConnectFailed(&'static str),
+    /// The target was not reached.
+    ConnectFailed(ConnectFailure),
     /// The proxy refused the client.
     Denied(Refusal),
     /// The session was cut because the program is stopping.
@@ -38,6 +43,53 @@ pub(crate) enum SessionEnd {
     ClosedByAdmin,
     /// The user has used up a quota.
     Quota,
+}
+
+/// Why a target was not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConnectFailure {
+    /// A system call failed. The errno is one that [`errno::known`] returns.
+    System(Option<Errno>),
+    /// The name has no address, or its lookup failed.
+    Unresolved,
+    TooManyLookups,
+    /// The target is connected, and TLS with it fails.
+    Tls(TlsFailure),
+    UpstreamUnreachable,
+    /// TLS with the upstream proxy failed.
+    UpstreamTls,
+    /// The upstream proxy did not answer before the timeout.
+    UpstreamSilent,
+    /// The upstream proxy closed the connection without an answer.
+    UpstreamClosed,
+    UpstreamIo,
+    /// The handshake with the upstream proxy failed.
+    Upstream(client::Error),
+}
+
+impl ConnectFailure {
+    pub(crate) const TIMED_OUT: Self = Self::System(Some(Errno::TIMEDOUT));
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::System(errno) => errno::name(errno),
+            Self::Unresolved => "unresolved",
+            Self::TooManyLookups => "too_many_lookups",
+            Self::Tls(failure) => failure.as_str(),
+            Self::UpstreamUnreachable => "upstream_unreachable",
+            Self::UpstreamTls => "upstream_tls",
+            Self::UpstreamSilent => "upstream_silent",
+            Self::UpstreamClosed => "upstream_closed",
+            Self::UpstreamIo => "upstream_io",
+            Self::Upstream(error) => error.as_str(),
+        }
+    }
+}
+
+impl From<&io::Error> for ConnectFailure {
+    fn from(error: &io::Error) -> Self {
+        Self::System(errno::known(error))
+    }
 }
 
 impl Outcome {
@@ -65,7 +117,7 @@ impl fmt::Display for SessionEnd {
             Self::MaxSession => f.write_str("max_session"),
             Self::ResetByClient => f.write_str("reset_by_client"),
             Self::ResetByUpstream => f.write_str("reset_by_upstream"),
-            Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
+            Self::ConnectFailed(failure) => write!(f, "connect_failed:{}", failure.as_str()),
             Self::Denied(reason) => write!(f, "denied:{}", reason.as_str()),
             Self::Drained => f.write_str("drained"),
             Self::ClosedByAdmin => f.write_str("closed_by_admin"),

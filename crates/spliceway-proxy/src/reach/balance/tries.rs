@@ -86,6 +86,7 @@ impl From<DialError> for NotConnected {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::outcome::{ConnectFailure, SessionEnd};
     use crate::reach::balance::Policy;
     use crate::reach::balance::tests::{backend, balancer_of};
 
@@ -102,7 +103,7 @@ mod tests {
         let attempt = |target: Destination| {
             targets.push(target.to_string());
             let refused = NotConnected {
-                outcome: SessionEnd::ConnectFailed("ECONNREFUSED").into(),
+                outcome: SessionEnd::ConnectFailed(ConnectFailure::Unresolved).into(),
                 is_of_the_backend: true,
             };
             let is_good = target.to_string() == good;
@@ -125,7 +126,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_error_says_why_there_is_no_connection() {
         let (failed, targets) = connect(&["a:1", "b:1"], "c:1").await;
-        assert_eq!(failed, Err(SessionEnd::ConnectFailed("ECONNREFUSED")));
+        assert_eq!(failed, Err(SessionEnd::ConnectFailed(ConnectFailure::Unresolved)));
         assert_eq!(targets, ["a:1", "b:1"]);
     }
 }

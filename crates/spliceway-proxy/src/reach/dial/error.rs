@@ -9,8 +9,7 @@ use rustix::io::Errno;
 use super::resolver::LookupError;
 use super::socket::{Call, SocketError};
 use crate::access::policy::Denied;
-use crate::kit::errno;
-use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::outcome::{ConnectFailure, Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::kit::tls_failure::TlsFailure;
 use crate::tls::connect_error::ConnectError;
@@ -49,17 +48,31 @@ pub(crate) enum UpstreamFault {
 }
 
 impl DialError {
-    /// Returns the reason for records and metrics: the name of an errno, `unresolved`,
-    /// `too_many_lookups`, the reason of a denial, `tls_` or `upstream_` with the fault.
+    /// Returns how the session ends.
+    fn session_end(&self) -> SessionEnd {
+        SessionEnd::ConnectFailed(match self {
+            Self::Unresolved(LookupError::TimedOut) => ConnectFailure::TIMED_OUT,
+            Self::Unresolved(LookupError::TooMany) => ConnectFailure::TooManyLookups,
+            Self::Unresolved(_) => ConnectFailure::Unresolved,
+            Self::Denied(denied, _) => return SessionEnd::Denied(denied.into()),
+            Self::Unreachable(_, failed) => (&failed.error).into(),
+            Self::Tls(_, error) => ConnectFailure::Tls(error.reason()),
+            Self::Upstream(_, UpstreamFault::Tls(_)) => ConnectFailure::UpstreamTls,
+            Self::Upstream(_, UpstreamFault::Unreachable(_)) => ConnectFailure::UpstreamUnreachable,
+            Self::Upstream(_, UpstreamFault::Answered(error)) => ConnectFailure::Upstream(*error),
+            Self::Upstream(_, UpstreamFault::Silent) => ConnectFailure::UpstreamSilent,
+            Self::Upstream(_, UpstreamFault::Closed) => ConnectFailure::UpstreamClosed,
+            Self::Upstream(_, UpstreamFault::Io(_)) => ConnectFailure::UpstreamIo,
+        })
+    }
+
+    /// Returns the reason for records and metrics.
+    #[cfg(test)]
     pub(super) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
-            Self::Unresolved(LookupError::TooMany) => "too_many_lookups",
-            Self::Unresolved(_) => "unresolved",
-            Self::Denied(denied, _) => Refusal::from(denied).as_str(),
-            Self::Unreachable(_, failed) => errno::name(&failed.error),
-            Self::Tls(_, error) => error.reason().as_str(),
-            Self::Upstream(_, fault) => fault.as_str(),
+        match self.session_end() {
+            SessionEnd::ConnectFailed(failure) => failure.as_str(),
+            SessionEnd::Denied(reason) => reason.as_str(),
+            other => unreachable!("{other}"),
         }
     }
 
@@ -144,17 +157,6 @@ impl SocketError {
 }
 
 impl UpstreamFault {
-    fn as_str(&self) -> &'static str {
-        match self {
-            Self::Unreachable(_) => "upstream_unreachable",
-            Self::Tls(_) => "upstream_tls",
-            Self::Answered(error) => error.as_str(),
-            Self::Silent => "upstream_silent",
-            Self::Closed => "upstream_closed",
-            Self::Io(_) => "upstream_io",
-        }
-    }
-
     /// Returns the failure to report to the client. Upstream proxies are internal, so the client
     /// does not learn what is wrong with one of them.
     fn failure(&self) -> Failure {
@@ -182,11 +184,7 @@ impl From<LookupError> for DialError {
 
 impl From<DialError> for Outcome {
     fn from(error: DialError) -> Self {
-        let end = match error.denied() {
-            Some(reason) => SessionEnd::Denied(reason),
-            None => SessionEnd::ConnectFailed(error.as_str()),
-        };
-        Self::because(end, &error)
+        Self::because(error.session_end(), &error)
     }
 }
 

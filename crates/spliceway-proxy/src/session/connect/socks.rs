@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::departure::departed;
 use super::{Connecting, lingering_close};
-use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::outcome::{ConnectFailure, Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::reach::dial::Dialed;
 use crate::session::bind::{AcceptError, Binding, Expected};
@@ -60,7 +60,10 @@ impl Connecting {
                 })
             }
             Err(AcceptError::TimedOut) => Err(self
-                .refuse(Failure::TimedOut, SessionEnd::ConnectFailed("ETIMEDOUT").into())
+                .refuse(
+                    Failure::TimedOut,
+                    SessionEnd::ConnectFailed(ConnectFailure::TIMED_OUT).into(),
+                )
                 .await),
             Err(AcceptError::Listener(error)) => Err(self.out_of_sockets(&error).await),
         }
@@ -105,7 +108,7 @@ impl Connecting {
     }
 
     async fn out_of_sockets(&mut self, error: &io::Error) -> Outcome {
-        let end = SessionEnd::ConnectFailed(crate::kit::errno::name(error));
+        let end = SessionEnd::ConnectFailed(error.into());
         self.refuse(Failure::General, Outcome::because(end, error)).await
     }
 }

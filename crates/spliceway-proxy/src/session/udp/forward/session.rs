@@ -19,7 +19,6 @@ use super::client_side::ClientSide;
 use super::table::says_nothing_receives;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::alive::Alive;
-use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::datagrams::{GsoBatch, Origin, Route, send, towards, with_scratch};
@@ -204,7 +203,7 @@ impl ForwardSession {
             if let Some(lease) = self.record.guard.lease() {
                 lease.failed(Failure::Connect);
             }
-            SessionEnd::ConnectFailed(errno::name(&error))
+            SessionEnd::ConnectFailed((&error).into())
         };
         Outcome::because(end, &error)
     }
@@ -243,7 +242,7 @@ async fn connect_to(target: Target, entry: &FlowEntry, service: &Service) -> Res
 fn not_connected(error: &io::Error) -> NotConnected {
     let errno = Errno::from_io_error(error);
     NotConnected {
-        outcome: Outcome::because(SessionEnd::ConnectFailed(errno::name(error)), error),
+        outcome: Outcome::because(SessionEnd::ConnectFailed(error.into()), error),
         is_of_the_backend: matches!(errno, Some(Errno::TIMEDOUT | Errno::NETUNREACH | Errno::HOSTUNREACH)),
     }
 }
