@@ -4,8 +4,8 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Returns the errno of this error. Returns `None` if no call here is known to return it, which keeps
-/// the number of labels small.
+/// Returns the errno of this error. Returns `None` if no call here is known to return it. This
+/// keeps the number of labels small.
 pub(crate) fn known(error: &io::Error) -> Option<Errno> {
     Errno::from_io_error(error).filter(|errno| NAMES.iter().any(|(known, _)| known == errno))
 }
