@@ -87,7 +87,7 @@ impl Metrics {
     /// Returns the traffic of the service with this name. A name that still has series continues.
     pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
         self.sweep();
-        self.traffic.of(service)
+        self.traffic.of_service(service)
     }
 
     /// Returns the traffic of all services that have series.

@@ -107,7 +107,7 @@ impl Accounts {
     pub(crate) fn set(&self, limits: &AllLimits) {
         let (mut all, date) = (self.all(), Date::now());
         for (user, account) in &all.accounts {
-            account.set(limits.of(user), date);
+            account.set(limits.of_user(user), date);
         }
         all.limits = limits.clone();
         self.are_used.store(!limits.are_none(), Ordering::Relaxed);
@@ -120,13 +120,13 @@ impl Accounts {
     /// # Errors
     /// Returns the reason to refuse the session.
     pub(crate) fn enter(&self, user: &str) -> Result<Option<Entered>, Refusal> {
-        let account = self.of(user);
+        let account = self.account_of(user);
         account.map(|account| account.enter(false)).transpose()
     }
 
     /// Adds a session that runs already, even above the limits.
     pub(crate) fn reenter(&self, user: &str) -> Option<Entered> {
-        self.of(user).and_then(|account| account.enter(true).ok())
+        self.account_of(user).and_then(|account| account.enter(true).ok())
     }
 
     /// Resets the account of this user. Returns `false` if there is none.
@@ -135,7 +135,7 @@ impl Accounts {
             let all = self.all();
             all.accounts.contains_key(user) || all.known.contains_key(user) || all.limits.named.contains_key(user)
         };
-        let account = if is_known { self.of(user) } else { None };
+        let account = if is_known { self.account_of(user) } else { None };
         if let Some(account) = &account {
             account.reset(Date::now());
             self.keeper.notify_one();
@@ -143,12 +143,12 @@ impl Accounts {
         account.is_some()
     }
 
-    fn of(&self, user: &str) -> Option<Arc<Account>> {
+    fn account_of(&self, user: &str) -> Option<Arc<Account>> {
         if !self.are_used.load(Ordering::Relaxed) {
             return None;
         }
         let mut all = self.all();
-        let limits = all.limits.of(user);
+        let limits = all.limits.of_user(user);
         if limits.are_none() {
             return None;
         }
@@ -416,7 +416,7 @@ impl Account {
         let state = self.state();
         let since = self.counted.load(Ordering::Relaxed) - state.settled;
         let shares = state.limits.quotas.iter().map(|(period, quota)| {
-            let used = state.usage.of(period).saturating_add(since);
+            let used = state.usage.in_period(period).saturating_add(since);
             used as f64 / quota.get() as f64
         });
         shares.reduce(f64::max)

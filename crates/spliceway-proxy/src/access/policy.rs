@@ -76,7 +76,7 @@ impl TargetPolicy {
 
     /// Returns the policy for clients of a service with this access. `are_local` are clients that
     /// could reach all targets anyway.
-    pub(crate) fn of(access: &TargetAccess, are_local: bool, own: OwnListeners) -> Self {
+    pub(crate) fn of_access(access: &TargetAccess, are_local: bool, own: OwnListeners) -> Self {
         let (targets, opened) = match &access.private {
             _ if are_local => (Targets::Everything, Arc::default()),
             PrivateTargets::All => (Targets::Everything, Arc::default()),
@@ -264,7 +264,7 @@ mod tests {
             private: PrivateTargets::Only(nets.iter().map(|net| network(net).unwrap()).collect()),
             rules: TargetRules::default(),
         };
-        TargetPolicy::of(&access, false, OwnListeners::default())
+        TargetPolicy::of_access(&access, false, OwnListeners::default())
     }
 
     #[test]

@@ -477,9 +477,9 @@ mod tests {
             new.lower(service, clients.iter().copied(), Instant::now());
         }
         assert_eq!(new.balances(10), (service, clients));
-        let arrived = new.of_session(ip(1));
-        arrived.lower(session.balances());
-        assert_eq!(arrived.balances(), [Some(40_000), Some(0)]);
+        let taken_over = new.of_session(ip(1));
+        taken_over.lower(session.balances());
+        assert_eq!(taken_over.balances(), [Some(40_000), Some(0)]);
         let other = new.of_session(ip(2));
         other.lower(idle.balances());
         assert_eq!(

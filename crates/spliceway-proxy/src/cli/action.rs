@@ -69,7 +69,7 @@ fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
 /// on descriptors, so only the hard limit matters.
 fn possible_sessions() -> usize {
     let descriptors = limits::raise_descriptors(None).unwrap_or(0);
-    limits::Descriptors::of(descriptors, 1).sessions()
+    limits::Descriptors::divide(descriptors, 1).sessions()
 }
 
 fn success((): ()) -> ExitCode {

@@ -118,7 +118,7 @@ const EACH_SESSION: usize = 2;
 
 impl Descriptors {
     /// Divides `limit` descriptors for a program with this number of listeners.
-    pub(crate) fn of(limit: usize, listeners: usize) -> Self {
+    pub(crate) fn divide(limit: usize, listeners: usize) -> Self {
         let (own, pipes, transient) = (OWN.saturating_add(listeners), limit / PIPES, limit / TRANSIENT);
         Self {
             limit,
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn the_parts_add_up_to_the_limit_and_each_session_has_two() {
         for (limit, listeners, sessions) in [(256, 1, 83), (1024, 1, 371), (1_048_576, 10, 393_199)] {
-            let descriptors = Descriptors::of(limit, listeners);
+            let descriptors = Descriptors::divide(limit, listeners);
             let Descriptors {
                 own, pipes, transient, ..
             } = descriptors;
@@ -179,9 +179,9 @@ mod tests {
 
     #[test]
     fn too_few_descriptors_still_allow_one_session() {
-        assert_eq!(Descriptors::of(24, 1).sessions(), 1);
-        assert!(Descriptors::of(usize::MAX, usize::MAX).sessions() >= 1);
-        assert!(Descriptors::of(usize::MAX, 1).sessions() > 1 << 40);
+        assert_eq!(Descriptors::divide(24, 1).sessions(), 1);
+        assert!(Descriptors::divide(usize::MAX, usize::MAX).sessions() >= 1);
+        assert!(Descriptors::divide(usize::MAX, 1).sessions() > 1 << 40);
     }
 
     /// The kernel refuses a limit above `fs.nr_open` even for root.
@@ -206,6 +206,6 @@ mod tests {
     #[test]
     fn the_share_of_the_pipes_is_that_of_the_library() {
         let limit = 4096;
-        assert_eq!(Descriptors::of(limit, 1).pipes, limit / 16 * 2);
+        assert_eq!(Descriptors::divide(limit, 1).pipes, limit / 16 * 2);
     }
 }

@@ -233,7 +233,7 @@ impl Destination for Output {
     }
 
     /// The access log has only records, so the log says how many are missing.
-    fn report(&mut self, dropped: u64, works: bool) -> Report {
+    fn report_dropped(&mut self, dropped: u64, works: bool) -> Report {
         if !works || !self.reports.admits(Instant::now()) {
             return Report::Later;
         }

@@ -64,7 +64,7 @@ pub(super) trait Destination: Write {
 
     /// Tells the operator that this many lines were dropped. `works` says whether the last write
     /// succeeded.
-    fn report(&mut self, dropped: u64, works: bool) -> Report;
+    fn report_dropped(&mut self, dropped: u64, works: bool) -> Report;
 }
 
 /// How the operator learns that lines were dropped.
@@ -110,7 +110,7 @@ impl Lines {
             if reopening && sink.to.reopen() {
                 (sink.torn, failure) = (sink.to.is_torn(), None);
             }
-            if unreported > 0 && !sink.report(unreported, failure.is_none()) {
+            if unreported > 0 && !sink.report_dropped(unreported, failure.is_none()) {
                 self.queue().unreported += unreported;
             }
             self.collect();
@@ -235,8 +235,8 @@ impl<D: Destination> Sink<D> {
     }
 
     /// Returns whether the operator knows about the dropped lines now.
-    fn report(&mut self, dropped: u64, works: bool) -> bool {
-        match self.to.report(dropped, works) {
+    fn report_dropped(&mut self, dropped: u64, works: bool) -> bool {
+        match self.to.report_dropped(dropped, works) {
             Report::Told => true,
             Report::Later => false,
             Report::Line(line) => self.write_line(line.as_bytes()).is_ok(),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     impl Destination for Slow {
-        fn report(&mut self, dropped: u64, _works: bool) -> Report {
+        fn report_dropped(&mut self, dropped: u64, _works: bool) -> Report {
             Report::Line(format!("{dropped} lines were dropped\n"))
         }
     }

@@ -75,7 +75,7 @@ impl Write for Stderr {
 
 impl Destination for Stderr {
     /// Whether the line can be written shows whether stderr works.
-    fn report(&mut self, dropped: u64, _works: bool) -> Report {
+    fn report_dropped(&mut self, dropped: u64, _works: bool) -> Report {
         let format = STARTED.get().map(|look| look.format).unwrap_or_default();
         let message =
             format!("spliceway: {dropped} log lines were dropped: the log reader is too slow, or a write failed");

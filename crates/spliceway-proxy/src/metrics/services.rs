@@ -44,7 +44,7 @@ struct Entry {
 
 impl AllTraffic {
     /// Returns the traffic of this service, new or known.
-    pub(super) fn of(&self, service: &'static str) -> Arc<Traffic> {
+    pub(super) fn of_service(&self, service: &'static str) -> Arc<Traffic> {
         let mut known = self.known();
         if let Some(entry) = known.services.iter().find(|entry| entry.traffic.service() == service) {
             return Arc::clone(&entry.traffic);
@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn a_service_keeps_its_series_while_it_is_used_and_for_a_while() {
         let (all, start) = (AllTraffic::default(), Instant::now());
-        let (service, session) = (all.of("a"), all.of("a"));
-        let _other = all.of("b");
+        let (service, session) = (all.of_service("a"), all.of_service("a"));
+        let _other = all.of_service("b");
         drop(service);
         let sweep = |now| {
             all.sweep(now);
@@ -127,7 +127,7 @@ mod tests {
     fn of_many_services_that_are_gone_the_last_ones_keep_their_series() {
         let (all, now) = (AllTraffic::default(), Instant::now());
         for number in 0..1000 {
-            drop(all.of(Box::leak(format!("service-{number}").into())));
+            drop(all.of_service(Box::leak(format!("service-{number}").into())));
             all.sweep(now);
         }
         let names = names(&all);

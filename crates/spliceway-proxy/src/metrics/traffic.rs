@@ -134,12 +134,12 @@ impl Traffic {
     }
 
     /// Records that a session arrives from another process.
-    pub(crate) fn session_arrived(&self) {
+    pub(crate) fn session_taken_over(&self) {
         self.active.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that a session continues in another process, which counts its end.
-    pub(crate) fn session_left(&self) {
+    pub(crate) fn session_handed_over(&self) {
         self.active.fetch_sub(1, Ordering::Relaxed);
     }
 

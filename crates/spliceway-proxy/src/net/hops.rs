@@ -80,7 +80,7 @@ impl Hops {
     }
 
     #[cfg(test)]
-    pub(crate) fn of(count: u8) -> Self {
+    pub(crate) fn passed(count: u8) -> Self {
         Self { count, is_far: false }
     }
 }

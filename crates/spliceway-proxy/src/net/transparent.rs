@@ -201,9 +201,9 @@ mod tests {
     fn a_connection_is_known_by_both_of_its_ends_until_it_is_dropped() {
         let [source, target, other]: [SocketAddr; 3] =
             ["192.0.2.1:1001", "192.0.2.2:80", "192.0.2.3:80"].map(|text| text.parse().unwrap());
-        let dial = OwnDial::begin(target, Hops::of(3), || Ok::<_, ()>(source)).unwrap();
+        let dial = OwnDial::begin(target, Hops::passed(3), || Ok::<_, ()>(source)).unwrap();
         assert!(OwnDial::is_from(source, target));
-        assert_eq!(OwnDial::hops(source, target), Some(Hops::of(3)));
+        assert_eq!(OwnDial::hops(source, target), Some(Hops::passed(3)));
         let mapped = "[::ffff:192.0.2.1]:1001".parse().unwrap();
         assert!(OwnDial::is_from(mapped, target));
         for (client, target) in [(source, other), (other, target), (target, source)] {

@@ -105,14 +105,14 @@ impl Instance {
     pub(super) async fn plan(&self, mut settings: Settings) -> Result<Plan, CannotRun> {
         self.continue_users(&mut settings);
         let addresses = self.addresses(&settings).await?;
-        let shares = Descriptors::of(self.process.descriptors, self.sockets(&addresses));
+        let shares = Descriptors::divide(self.process.descriptors, self.sockets(&addresses));
         // The services share these descriptors evenly.
         let transient = shares.transient() / settings.services.len().max(1);
         let mut built = Vec::new();
         for (index, service) in settings.services.iter().enumerate() {
             let own = addresses.iter().filter(|address| address.service == index);
             let reach = own.flat_map(|address| self.reach(address));
-            let clients = Clients::of(service, reach);
+            let clients = Clients::of_service(service, reach);
             check_open(service, clients).map_err(CannotRun::Unsafe)?;
             let before = self.before(service);
             let process = &self.process;
@@ -257,7 +257,7 @@ impl Instance {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&addresses));
         self.process.accounts.set(&settings.users);
-        built.iter().for_each(Built::takes_over);
+        built.iter().for_each(Built::put_in_force);
         self.assign(addresses, &built);
         built.iter().for_each(|built| built.begin(&self.process.health));
         self.running = Some((settings, built));
@@ -293,7 +293,7 @@ impl Instance {
     }
 
     fn limit_sessions(&self, settings: &Settings, sockets: usize) {
-        let shares = Descriptors::of(self.process.descriptors, sockets);
+        let shares = Descriptors::divide(self.process.descriptors, sockets);
         let most = shares.sessions();
         if most < FEW_SESSIONS {
             tracing::warn!("only {most} sessions fit into the limit on descriptors (--nofile): {shares}");

@@ -51,7 +51,7 @@ impl Admitted {
         if let Some(accept) = &service.accept_proxy {
             addresses = read_header(&mut client, accept, addresses, service).await?;
             if let Some(client) = addresses.client {
-                guard.session().facts().client = Some(client);
+                guard.set_client(client);
             }
         }
         if let Some(reason) = refusal(&addresses, guard) {

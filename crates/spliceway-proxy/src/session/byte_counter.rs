@@ -12,7 +12,7 @@ use crate::access::accounts::Account;
 use crate::access::datagram_counts::DatagramStats;
 use crate::session::facts::Session;
 
-/// Counts after each poll of a relay or an association. A poll moves at most one poll budget and
+/// Counts after each poll of a relay or an association. A poll passes at most one poll budget and
 /// one more read, so a quota is exceeded by at most that much in each session.
 pub(super) struct ByteCounter {
     session: Arc<Session>,
@@ -55,7 +55,7 @@ impl ByteCounter {
         })
     }
 
-    /// Polls what moves the bytes, and counts them. If a quota is used up, the session is cut, and
+    /// Polls what passes the bytes, and counts them. If a quota is used up, the session is cut, and
     /// its future is dropped after this call.
     pub(super) fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         if self.account.is_used_up() {

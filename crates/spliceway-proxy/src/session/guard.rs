@@ -8,7 +8,9 @@ use spliceway::{CancelHandle, RelayStats, RelaySummary};
 use spliceway_protocol::address::Target;
 
 use super::facts::{HandoverState, Phase, Session, add};
+use super::handshake::ClientClaims;
 use super::service::Service;
+use super::tls_facts::TlsFacts;
 use crate::access::admission::SessionPermit;
 use crate::access::datagram_counts::{DatagramStats, DatagramSummary};
 use crate::access::rates::SessionRates;
@@ -17,7 +19,8 @@ use crate::net::transparent::OwnDial;
 use crate::reach::balance::Lease;
 
 /// The part of a session that others count: in the registry, in the traffic of its service, in the
-/// account of its user, in the limit on sessions, and at a backend.
+/// account of its user, in the limit on sessions, and at a backend. The steps of the session write
+/// its facts only through the guard.
 ///
 /// The guard outlives the relay, so the counts that it returns are final. Dropping the guard gives
 /// everything back, and writes no record: the record of the session owns it.
@@ -49,8 +52,8 @@ impl Guard {
     }
 
     /// Continues a session that began in another process.
-    pub(super) fn arrived(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
-        service.traffic.session_arrived();
+    pub(super) fn take_over(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
+        service.traffic.session_taken_over();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
         let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
@@ -116,6 +119,33 @@ impl Guard {
             Some(account) => rates.within(&account.rates()),
             None => rates,
         }
+    }
+
+    /// Records the address that a load balancer states.
+    pub(super) fn set_client(&self, client: SocketAddr) {
+        self.session.facts().client = Some(client);
+    }
+
+    /// Records what the client and the program have agreed on.
+    pub(super) fn set_tls(&self, tls: TlsFacts) {
+        let mut facts = self.session.facts();
+        facts.server_name.clone_from(&tls.agreed.name);
+        facts.tls = Some(Box::new(tls));
+    }
+
+    /// Records what the client has said about itself.
+    pub(super) fn set_claims(&self, claims: ClientClaims) {
+        let mut facts = self.session.facts();
+        facts.protocol = claims.protocol;
+        facts.user = claims.user;
+        if claims.server_name.is_some() {
+            facts.server_name = claims.server_name;
+        }
+    }
+
+    /// Records that a backend is chosen for the session.
+    pub(super) fn chooses_backend(&self) {
+        self.session.facts().phase = Phase::Dial;
     }
 
     /// Records that the session connects to this target.

@@ -35,8 +35,8 @@ impl Record {
     }
 
     /// Returns the record of a session that began in another process.
-    pub(crate) fn arrived(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
-        Guard::arrived(service, session, permit).into()
+    pub(crate) fn take_over(service: Arc<Service>, session: Session, permit: SessionPermit) -> Self {
+        Guard::take_over(service, session, permit).into()
     }
 
     /// Asks the kernel about both connections of a relay that has ended, if that is worth its cost.
@@ -56,7 +56,7 @@ impl Record {
     pub(super) fn hand_over(mut self) {
         self.guard.session().facts().end();
         self.guard.give_back();
-        self.guard.service().traffic.session_left();
+        self.guard.service().traffic.session_handed_over();
     }
 
     fn write(&mut self, mut outcome: Outcome) {

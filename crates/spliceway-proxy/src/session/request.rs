@@ -7,7 +7,6 @@ use tokio::time::{Instant, timeout};
 
 use super::admit::{Addresses, Admitted, reset};
 use super::connect::Connecting;
-use super::facts::Phase;
 use super::guard::Guard;
 use super::handshake::{self, Authenticator, Client, ClientClaims, ClientRequest, NoRequest};
 use super::linger::lingering_close;
@@ -42,7 +41,7 @@ impl Admitted {
         };
         match &service.balancer {
             None => guard.dials(request.request.target.clone()),
-            Some(_) => guard.session().facts().phase = Phase::Dial,
+            Some(_) => guard.chooses_backend(),
         }
         let mut connecting = Connecting {
             client,
@@ -108,15 +107,8 @@ async fn receive(
         Kind::Sni(routes) if claims.is_silent => routes.silent_target(),
         _ => None,
     };
-    {
-        // The record has them whether or not the client is served.
-        let mut facts = guard.session().facts();
-        facts.protocol = claims.protocol;
-        facts.user = claims.user;
-        if claims.server_name.is_some() {
-            facts.server_name = claims.server_name;
-        }
-    }
+    // The record has them whether or not the client is served.
+    guard.set_claims(claims);
     match request {
         Ok(Ok(request)) => Ok(request),
         Ok(Err(no_request)) => {

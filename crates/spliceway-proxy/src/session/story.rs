@@ -1,11 +1,15 @@
-//! The story of one session. Each step returns the state for the next one, or how the session ends.
+//! The story of one session. Each step takes a state, and returns the next one or how the session
+//! ends.
 //!
 //! ```text
-//!   Arrival ──▶ Admitted ──▶ Connecting ──▶ Dialed ──▶ Connected ──▶ Outcome ──▶ record
-//!   accepted    admitted     asked          dialled    answered      relayed     recorded
-//!                                                         ▲  │
-//!                                           not taken ────┘  └──▶ Offer ──▶ another process
+//!   Arrival ──▶ Admitted ──▶ Connecting ──▶ Connected ──▶ Outcome ──▶ record
+//!   accepted    admitted     asked          answered      relayed     recorded
+//!                             │  ▲           ▲  │
+//!          dial, answer, head └──┘ not taken ┘  └──▶ Offer ──▶ another process
 //! ```
+//!
+//! While its target is dialled, a session stays `Connecting`: if the dial, the answer or the first
+//! exchange fails, that state has what refuses the client.
 
 use std::pin::Pin;
 use std::sync::Arc;

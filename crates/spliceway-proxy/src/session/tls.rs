@@ -24,11 +24,7 @@ impl Admitted {
         };
         let stream = TlsStream::new(stream);
         let is_truncated = stream.truncation();
-        {
-            let mut facts = guard.session().facts();
-            facts.server_name.clone_from(&agreed.name);
-            facts.tls = Some(Box::new(TlsFacts { agreed, is_truncated }));
-        }
+        guard.set_tls(TlsFacts { agreed, is_truncated });
         Ok(Self {
             client: Client::with_capacity(HANDSHAKE_BUFFER_BYTES, Stream::Tls(Box::new(stream))),
             ..self

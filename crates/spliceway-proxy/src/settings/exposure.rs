@@ -54,7 +54,7 @@ impl Reach {
 }
 
 impl Clients {
-    pub(crate) fn of(service: &ServiceSettings, reach: impl IntoIterator<Item = Reach>) -> Self {
+    pub(crate) fn of_service(service: &ServiceSettings, reach: impl IntoIterator<Item = Reach>) -> Self {
         if service.accept_proxy.is_some() {
             return Self::BehindBalancer;
         }

@@ -273,7 +273,7 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
         .iter()
         .filter_map(|range| Reach::of_address(&range.first));
     let at = service.config.listen.as_ref().and_then(List::at);
-    check_open(service, Clients::of(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
+    check_open(service, Clients::of_service(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
 }
 
 /// Checks that services of this kind have each key that is given.

@@ -48,12 +48,12 @@ impl Pairs {
 
     /// Returns whether a certificate has this name, itself or by a wildcard.
     pub(crate) fn know(&self, name: &str) -> bool {
-        self.of(name).is_some()
+        self.pairs_for(name).is_some()
     }
 
     /// Returns the positions of the pairs for a name. A certificate with the name itself goes
     /// before one with a wildcard.
-    fn of(&self, name: &str) -> Option<&[usize]> {
+    fn pairs_for(&self, name: &str) -> Option<&[usize]> {
         let name = name.to_ascii_lowercase();
         let exact = self.by_name.get(name.as_str());
         let found = exact.or_else(|| {
@@ -68,7 +68,7 @@ impl Pairs {
     /// with an unknown name. If there are several, the first one whose key the client can verify is
     /// chosen.
     fn choose(&self, name: Option<&str>, schemes: &[SignatureScheme]) -> &Pair {
-        let candidates = name.and_then(|name| self.of(name)).unwrap_or(&self.default);
+        let candidates = name.and_then(|name| self.pairs_for(name)).unwrap_or(&self.default);
         let fits = |position: &&usize| self.pairs[**position].key.key.choose_scheme(schemes).is_some();
         let position = candidates.iter().find(fits).unwrap_or(&candidates[0]);
         &self.pairs[*position]

@@ -45,11 +45,11 @@ const DAY: u64 = 24 * 60 * 60;
 
 impl Date {
     pub(super) fn now() -> Self {
-        Self::of(SystemTime::now())
+        Self::at(SystemTime::now())
     }
 
     /// Returns the date of this time. A time before 1970 or after 9999 has the nearest date.
-    fn of(time: SystemTime) -> Self {
+    fn at(time: SystemTime) -> Self {
         let time = clock::dated(time);
         let seconds = time
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -104,10 +104,10 @@ impl Usage {
         self.month.add(self.date.month, bytes);
     }
 
-    pub(super) fn of(&self, period: Period) -> u64 {
+    pub(super) fn in_period(&self, period: Period) -> u64 {
         match period {
-            Period::Day => self.day.of(self.date.day),
-            Period::Month => self.month.of(self.date.month),
+            Period::Day => self.day.counted(self.date.day),
+            Period::Month => self.month.counted(self.date.month),
         }
     }
 
@@ -115,7 +115,7 @@ impl Usage {
     pub(super) fn left(&self, quotas: &Quotas) -> Option<u64> {
         let left = quotas
             .iter()
-            .map(|(period, quota)| quota.get().saturating_sub(self.of(period)));
+            .map(|(period, quota)| quota.get().saturating_sub(self.in_period(period)));
         left.min()
     }
 
@@ -149,7 +149,7 @@ impl Counters {
         self.0.truncate(KEPT);
     }
 
-    fn of(&self, now: u32) -> u64 {
+    fn counted(&self, now: u32) -> u64 {
         let found = self.0.iter().find(|counter| counter.0 == now);
         found.map_or(0, |counter| counter.1)
     }
@@ -163,7 +163,7 @@ mod tests {
     fn days_and_months_begin_at_midnight_in_utc() {
         // 2024-02-29T23:59:59Z, a leap day.
         const LEAP: u64 = 1_709_251_199;
-        let date = |seconds| Date::of(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        let date = |seconds| Date::at(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         let (before, after) = (date(LEAP), date(LEAP + 1));
         assert_eq!((after.day, after.month), (before.day + 1, before.month + 1));
         assert_eq!(before.month, 2024 * 12 + 1);
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(before.end_of(Period::Month), "2024-03-01T00:00:00Z");
         let december = date(1_735_689_599);
         assert_eq!(december.end_of(Period::Month), "2025-01-01T00:00:00Z");
-        let before = Date::of(SystemTime::UNIX_EPOCH - Duration::from_secs(1));
+        let before = Date::at(SystemTime::UNIX_EPOCH - Duration::from_secs(1));
         assert_eq!(
             (before, before.end_of(Period::Day)),
             (date(0), "1970-01-02T00:00:00Z".into())
@@ -191,7 +191,7 @@ mod tests {
             });
             usage.add(*bytes);
         }
-        (usage.of(Period::Day), usage.of(Period::Month))
+        (usage.in_period(Period::Day), usage.in_period(Period::Month))
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
                 usage.advance(Date { day, month: 0 });
                 usage.add(b.into());
                 used += u64::from(b);
-                assert!(usage.of(Period::Day) >= used);
+                assert!(usage.in_period(Period::Day) >= used);
                 assert!(usage.day.0.len() <= KEPT && usage.month.0.len() == 1);
             }
         }

@@ -307,7 +307,7 @@ impl File {
         };
         let is_named = |file: &fs::File| {
             file.metadata()
-                .is_ok_and(|file| Seen::of(&file).identity == named.identity)
+                .is_ok_and(|file| Seen::new(&file).identity == named.identity)
         };
         if self.locked.as_ref().is_some_and(is_named) {
             return Ok(true);
@@ -317,7 +317,7 @@ impl File {
             .map_err(|error| Unusable::io("open it", &error))?;
         take(&file)?;
         // The process that had the lock may have given the name to another file.
-        let locked = Seen::of(&file.metadata().map_err(Unusable::read)?);
+        let locked = Seen::new(&file.metadata().map_err(Unusable::read)?);
         if self.named()?.is_none_or(|named| named.identity != locked.identity) {
             return Err(Unusable::Busy);
         }
@@ -330,7 +330,7 @@ impl File {
         match fs::metadata(&self.path) {
             // A device or a pipe must not be replaced.
             Ok(file) if !file.is_file() => Err(Unusable::Other("it is no regular file".to_owned())),
-            Ok(file) => Ok(Some(Seen::of(&file))),
+            Ok(file) => Ok(Some(Seen::new(&file))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Unusable::io("open it", &error)),
         }
@@ -342,7 +342,7 @@ impl File {
         let Some(file) = &mut self.locked else {
             return Ok(Ok(()));
         };
-        let seen = Seen::of(&file.metadata().map_err(Unusable::read)?);
+        let seen = Seen::new(&file.metadata().map_err(Unusable::read)?);
         // The time of a change is not exact, so that the first look reads the file.
         if self.seen == Some(seen) && (self.is_verified || !verifies) {
             return Ok(Ok(()));
@@ -353,7 +353,7 @@ impl File {
         let mut bytes = Vec::new();
         file.rewind().map_err(Unusable::read)?;
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Unusable::read)?;
-        let content = match Content::of(&bytes) {
+        let content = match Content::verify(&bytes) {
             Err(why) => return Ok(Err(why)),
             Ok(content) => content,
         };
@@ -388,7 +388,7 @@ impl File {
         take(&file)?;
         let is_new = fs::symlink_metadata(&new).is_ok_and(|named| {
             let opened = file.metadata();
-            named.is_file() && opened.is_ok_and(|opened| Seen::of(&opened).identity == Seen::of(&named).identity)
+            named.is_file() && opened.is_ok_and(|opened| Seen::new(&opened).identity == Seen::new(&named).identity)
         });
         if !is_new {
             return Err(match fs::symlink_metadata(&new) {
@@ -410,7 +410,7 @@ impl File {
         let written = written.and_then(|()| file.metadata());
         match written {
             Ok(metadata) => {
-                (self.seen, self.is_verified, self.sum) = (Some(Seen::of(&metadata)), false, sum);
+                (self.seen, self.is_verified, self.sum) = (Some(Seen::new(&metadata)), false, sum);
                 self.locked = Some(file);
                 Ok(bytes.len() as u64)
             }
@@ -440,7 +440,7 @@ impl File {
 }
 
 impl Seen {
-    fn of(file: &Metadata) -> Self {
+    fn new(file: &Metadata) -> Self {
         Self {
             identity: (file.dev(), file.ino()),
             bytes: file.len(),

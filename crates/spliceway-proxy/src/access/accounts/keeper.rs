@@ -80,10 +80,10 @@ impl Accounts {
             let mut under_way = saving.take().unwrap_or_else(|| self.elsewhere(Self::save));
             let slow = if self.are_shared() { SLOW_SHARED } else { SLOW };
             match timeout(slow, &mut under_way).await {
-                Ok(saved) => self.report(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
+                Ok(saved) => self.end_update(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
                 // A disk that hangs delays neither the next day nor the end of a session for long.
                 Err(_) => {
-                    self.report(Some(Err(Unusable::slow())));
+                    self.end_update(Some(Err(Unusable::slow())));
                     let settle = |accounts: &Self| drop(accounts.changes(Date::now()));
                     let _ = self.elsewhere(settle).await;
                     saving = Some(under_way);
@@ -122,7 +122,7 @@ impl Accounts {
             // The other process finds everything, and this one has reserved its share.
             with_one_more.then(|| accounts.save()).flatten()
         });
-        self.report(sharing.await.unwrap_or_else(|_| Some(Err(Unusable::panicked()))));
+        self.end_update(sharing.await.unwrap_or_else(|_| Some(Err(Unusable::panicked()))));
         self.keeper.notify_one();
     }
 
@@ -137,7 +137,7 @@ impl Accounts {
             if let Some(file) = accounts.file.get() {
                 file.lock().leave();
             }
-            accounts.saving.report(accounts.save());
+            accounts.saving.log_result(accounts.save());
             let _ = sender.send(());
         };
         // Without a thread, a disk that hangs delays the end, but nothing is lost.
@@ -170,11 +170,11 @@ impl Accounts {
         }))
     }
 
-    fn report(&self, saved: Option<Result<(), Unusable>>) {
+    fn end_update(&self, saved: Option<Result<(), Unusable>>) {
         if matches!(saved, Some(Err(_))) {
             self.lift_shares();
         }
-        self.saving.report(saved);
+        self.saving.log_result(saved);
     }
 
     /// Returns the number of updates of the quota file by result, if there is a file.

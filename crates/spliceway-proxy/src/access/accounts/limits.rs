@@ -64,7 +64,7 @@ impl UserLimits {
 }
 
 impl AllLimits {
-    pub(super) fn of(&self, user: &str) -> UserLimits {
+    pub(super) fn of_user(&self, user: &str) -> UserLimits {
         self.named.get(user).copied().unwrap_or(self.every)
     }
 

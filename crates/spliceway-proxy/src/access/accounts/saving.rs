@@ -20,7 +20,7 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    pub(super) fn report(&self, saved: Option<Result<(), Unusable>>) {
+    pub(super) fn log_result(&self, saved: Option<Result<(), Unusable>>) {
         match saved {
             None => {}
             Some(Ok(())) => {

@@ -15,7 +15,10 @@ impl Accounts {
     /// Returns up to `most` users with accounts whose names are after `after`, in order.
     pub(crate) fn statuses(&self, after: &str, most: usize) -> Vec<UserStatus> {
         let all = self.all();
-        let known = all.known.iter().filter(|(user, _)| !all.limits.of(user).are_none());
+        let known = all
+            .known
+            .iter()
+            .filter(|(user, _)| !all.limits.of_user(user).are_none());
         let known = known.map(|(user, usage)| (&**user, None, Some(usage)));
         let accounts = all
             .accounts
@@ -27,7 +30,13 @@ impl Accounts {
         let date = Date::now();
         let statuses = users.into_iter().map(|(user, account, usage)| match (account, usage) {
             (Some(account), _) => account.status(user, date),
-            (None, usage) => status(user, 0, &all.limits.of(user), usage.cloned().unwrap_or_default(), date),
+            (None, usage) => status(
+                user,
+                0,
+                &all.limits.of_user(user),
+                usage.cloned().unwrap_or_default(),
+                date,
+            ),
         });
         statuses.collect()
     }
@@ -54,7 +63,7 @@ fn status(user: &str, sessions: u64, limits: &UserLimits, mut usage: Usage, date
         used: quotas
             .map(|(period, quota)| PeriodStatus {
                 period: period.as_str().to_owned(),
-                bytes: usage.of(period),
+                bytes: usage.in_period(period),
                 quota: quota.map(Into::into),
                 resets: usage.date().end_of(period),
             })
@@ -77,7 +86,7 @@ impl Sums {
     pub(crate) fn quotas(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
         self.usage.iter().flat_map(|(usage, limits)| {
             let quotas = limits.quotas.iter();
-            quotas.map(|(period, quota)| (period.as_str(), usage.of(period), quota.get()))
+            quotas.map(|(period, quota)| (period.as_str(), usage.in_period(period), quota.get()))
         })
     }
 }
@@ -90,7 +99,7 @@ impl Accounts {
         let mut sums: Vec<Sums> = labels
             .map(|user| Sums {
                 user: user.to_string(),
-                usage: Some((all.usage_of(user, date), all.limits.of(user))),
+                usage: Some((all.usage_of(user, date), all.limits.of_user(user))),
                 ..Sums::default()
             })
             .collect();

@@ -85,7 +85,7 @@ impl<'a> Content<'a> {
     ///
     /// # Errors
     /// Returns an error if any bit differs from what was written.
-    pub(super) fn of(bytes: &'a [u8]) -> Result<Self, Unusable> {
+    pub(super) fn verify(bytes: &'a [u8]) -> Result<Self, Unusable> {
         if bytes.is_empty() {
             return Err(Unusable::content("it is empty"));
         }

@@ -40,11 +40,11 @@ fn each_user_has_its_own_limit_on_sessions() {
     let bob = [accounts.enter("bob").unwrap(), accounts.enter("bob").unwrap()];
     assert_eq!(accounts.enter("ann").unwrap_err(), Refusal::SessionsOfUser);
     assert_eq!(accounts.enter("bob").unwrap_err(), Refusal::SessionsOfUser);
-    let arrived = accounts.reenter("ann");
-    assert!(arrived.is_some(), "a session from another process continues");
+    let taken_over = accounts.reenter("ann");
+    assert!(taken_over.is_some(), "a session from another process continues");
     drop((ann, bob));
     assert!(accounts.enter("ann").is_err());
-    drop(arrived);
+    drop(taken_over);
     assert!(accounts.enter("ann").is_ok());
 }
 
@@ -77,7 +77,7 @@ fn used(accounts: &Accounts, user: &str, date: Date) -> (u64, u64) {
     let account = &all.accounts[user];
     let mut state = account.state();
     account.settle(&mut state, date);
-    (state.usage.of(Period::Day), state.unsaved)
+    (state.usage.in_period(Period::Day), state.unsaved)
 }
 
 /// A file in which a user has used these bytes.

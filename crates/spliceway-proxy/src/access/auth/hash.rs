@@ -105,7 +105,7 @@ impl Hash {
 
     fn matches(&self, secret: &[u8], blocks: &mut Blocks) -> bool {
         let mut computed = vec![0; self.output.len()];
-        let memory = blocks.of(self.argon2.params().block_count());
+        let memory = blocks.first(self.argon2.params().block_count());
         let hashed = self
             .argon2
             .hash_password_into_with_memory(secret, &self.salt, &mut computed, memory);
@@ -157,7 +157,7 @@ impl Work {
 }
 
 impl Blocks {
-    fn of(&mut self, count: usize) -> &mut [Block] {
+    fn first(&mut self, count: usize) -> &mut [Block] {
         if self.0.len() < count {
             // The old blocks are freed before the new ones are allocated. Reserved but unused space
             // does not use memory.

@@ -131,20 +131,20 @@ fn system() -> io::Result<Vec<IpAddr>> {
 /// about 50 µs. Other callers do not wait, but use the previous list.
 struct Addresses {
     known: RwLock<Option<(Instant, Vec<IpAddr>)>>,
-    asking: Mutex<()>,
+    refreshing: Mutex<()>,
 }
 
 impl Addresses {
     const fn new() -> Self {
         Self {
             known: RwLock::new(None),
-            asking: Mutex::new(()),
+            refreshing: Mutex::new(()),
         }
     }
 
     fn have(&self, ip: IpAddr, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) -> bool {
         if !self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
-            self.ask(now, system);
+            self.refresh(now, system);
         }
         let known = self.known.read();
         // Without a list, the program assumes that `ip` is an address of this machine.
@@ -152,12 +152,12 @@ impl Addresses {
     }
 
     /// Refreshes the list. If the system returns an error, the previous list stays in use.
-    fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
-        let asking = match self.asking.try_lock() {
-            Some(asking) => asking,
+    fn refresh(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
+        let refreshing = match self.refreshing.try_lock() {
+            Some(refreshing) => refreshing,
             None if self.are_known(|_| true) => return,
             // The first callers have no previous list, so they wait.
-            None => self.asking.lock(),
+            None => self.refreshing.lock(),
         };
         if self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
             return;
@@ -165,7 +165,7 @@ impl Addresses {
         if let Ok(addresses) = system() {
             *self.known.write() = Some((now, addresses));
         }
-        drop(asking);
+        drop(refreshing);
     }
 
     fn are_known(&self, since: impl FnOnce(Instant) -> bool) -> bool {
@@ -265,11 +265,11 @@ mod tests {
                 asked.send(()).unwrap();
                 Ok(answered.recv().unwrap())
             };
-            let asking = scope.spawn(|| addresses.have(new, start + FRESH, slow));
+            let refreshing = scope.spawn(|| addresses.have(new, start + FRESH, slow));
             is_asked.recv().unwrap();
             assert!(addresses.have(old, start + FRESH, never) && !addresses.have(new, start + FRESH, never));
             answer.send(vec![old, new]).unwrap();
-            assert!(asking.join().unwrap());
+            assert!(refreshing.join().unwrap());
         });
         assert!(addresses.have(new, start + FRESH, never));
         let fails = || Err(io::ErrorKind::Other.into());

@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 impl Balancer {
     /// Puts this balancer into force. Clients that wait at the balancer before it now wait here.
-    pub(crate) fn takes_over(self: &Arc<Self>) {
+    pub(crate) fn put_in_force(self: &Arc<Self>) {
         let before = std::mem::replace(&mut *self.in_force.lock(), Arc::downgrade(self));
         if let Some(before) = before.upgrade().filter(|before| !Arc::ptr_eq(before, self)) {
             let mut replaced = before.inner.lock();

@@ -255,12 +255,12 @@ async fn a_client_that_waits_for_one_backend_keeps_nobody_from_another() {
 #[tokio::test(start_paused = true)]
 async fn clients_that_wait_during_a_reload_get_the_backends_after_it() {
     let before = balancer(Policy::First, &["a:1,max-conns=1"], None);
-    before.takes_over();
+    before.put_in_force();
     let _full = any(&before);
     let [first, second] = [waiting(&before).await, waiting(&before).await];
     let after = balancer(Policy::First, &["a:1,max-conns=1", "b:1,max-conns=1"], Some(&before));
     assert_eq!(before.waiting(), 2, "a reload may still be refused");
-    after.takes_over();
+    after.put_in_force();
     let of_b = first.await.unwrap().unwrap();
     assert_eq!(
         (target(&of_b), after.waiting(), before.waiting()),
@@ -274,12 +274,12 @@ async fn clients_that_wait_during_a_reload_get_the_backends_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_client_from_before_a_reload_gets_a_backend_after_it() {
     let before = balancer(Policy::First, &["a:1"], None);
-    before.takes_over();
+    before.put_in_force();
     let after = balancer(Policy::First, &["b:1"], Some(&before));
-    after.takes_over();
+    after.put_in_force();
     assert_eq!(target(&any(&before)), "b:1");
     let ports = balancer(Policy::First, &["c:10-12"], Some(&after));
-    ports.takes_over();
+    ports.put_in_force();
     assert_eq!(target(&any(&before)), "b:1", "its listener may have no port of c");
     drop((after, ports));
     assert_eq!(target(&any(&before)), "a:1", "the service is gone");
@@ -288,10 +288,10 @@ async fn a_client_from_before_a_reload_gets_a_backend_after_it() {
 #[tokio::test(start_paused = true)]
 async fn the_end_of_a_session_from_before_a_reload_serves_the_next_client() {
     let before = balancer(Policy::First, &["a:1,max-conns=1"], None);
-    before.takes_over();
+    before.put_in_force();
     let session = any(&before);
     let after = balancer(Policy::RoundRobin, &["a:1,max-conns=1"], Some(&before));
-    after.takes_over();
+    after.put_in_force();
     let client = waiting(&after).await;
     drop(session);
     assert_eq!(target(&client.await.unwrap().unwrap()), "a:1");

@@ -329,9 +329,9 @@ mod tests {
                 facts.before = Some(Box::new(summary));
                 let sent = SessionMessage::new(&facts, &state);
                 let json = serde_json::to_string(&sent).unwrap();
-                let arrived: SessionMessage = serde_json::from_str(&json).unwrap();
-                assert_eq!(arrived.state(b"updown"), Some(state.clone()));
-                let had = arrived.facts();
+                let received: SessionMessage = serde_json::from_str(&json).unwrap();
+                assert_eq!(received.state(b"updown"), Some(state.clone()));
+                let had = received.facts();
                 assert_eq!((had.client, had.user, had.ahead), (facts.client, facts.user, 9));
                 assert_eq!(had.protocol.map(Spoken::name), Some("http"));
                 assert_eq!(had.server_name.as_deref(), Some("a.example"));
@@ -339,7 +339,7 @@ mod tests {
                 assert_eq!((had.connect, had.before), (facts.connect, facts.before));
                 assert_eq!(had.opening, facts.opening);
                 for wrong in [&b"updow"[..], b"updown!", b"u"] {
-                    assert_eq!(arrived.state(wrong), None);
+                    assert_eq!(received.state(wrong), None);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Which process owns a session during its hand-over. Only the owner moves bytes.
+//! Which process owns a session during its hand-over. Only the owner passes bytes.
 //!
 //! ```text
 //!   old process                               new process
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The commit point is the moment at which "taken" is in the socket of the old process. The new
-//! process moves no byte before it. The old process moves no byte until it has read an answer, or
+//! process passes no byte before it. The old process passes no byte until it has read an answer, or
 //! knows that none will come: it has reaped the new process, and its socket is empty.
 
 /// The answer of the new process to an offer.

@@ -146,10 +146,10 @@ mod tests {
         };
         let data = longest.encode().unwrap();
         assert!(link::encode(&(), &[&data]).is_ok(), "{} bytes", data.len());
-        let arrived = ServiceState::decode(&data).unwrap();
-        assert_eq!(arrived.penalties.len(), PENALISED_MAX);
-        assert_eq!(arrived.limited.len(), LIMITED_MAX);
-        assert_eq!(arrived.backends, longest.backends);
+        let received = ServiceState::decode(&data).unwrap();
+        assert_eq!(received.penalties.len(), PENALISED_MAX);
+        assert_eq!(received.limited.len(), LIMITED_MAX);
+        assert_eq!(received.backends, longest.backends);
     }
 
     #[test]

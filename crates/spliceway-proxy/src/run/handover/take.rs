@@ -315,7 +315,7 @@ fn add(data: &[u8], overview: &Overview) {
     }
 }
 
-/// Builds everything that the session needs. Nothing of it moves a byte.
+/// Builds everything that the session needs. Nothing of it passes a byte.
 fn build(
     message: SessionMessage,
     data: &[u8],
@@ -344,7 +344,7 @@ fn build(
     if let Some(idle) = message.shown_idle_us {
         session.set_activity(message.bytes(), ago(Duration::from_micros(idle)));
     }
-    let record = Record::arrived(Arc::clone(&service), session, permit);
+    let record = Record::take_over(Arc::clone(&service), session, permit);
     let rates = record.guard.user_rates(service.rates.of_session(address));
     rates.lower(balances);
     let suspended = Suspended {

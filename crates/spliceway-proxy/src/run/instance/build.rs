@@ -147,9 +147,9 @@ fn rates(service: &ServiceSettings, before: Option<&Before<'_>>) -> Arc<RateLimi
 
 impl Built {
     /// Takes over the clients that wait for a backend of the replaced service.
-    pub(super) fn takes_over(&self) {
+    pub(super) fn put_in_force(&self) {
         if let Some(balancer) = &self.service.balancer {
-            balancer.takes_over();
+            balancer.put_in_force();
         }
     }
 
@@ -187,7 +187,7 @@ fn spawn(
 }
 
 fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, process: &Process) -> TargetPolicy {
-    let policy = TargetPolicy::of(access, clients == Clients::Local, process.own.clone());
+    let policy = TargetPolicy::of_access(access, clients == Clients::Local, process.own.clone());
     match service.transport {
         Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
         Transport::Streams => policy,

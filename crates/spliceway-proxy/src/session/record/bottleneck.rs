@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use spliceway::{TcpInfo, Waits};
 
-/// A direction that moved less says nothing: it fits into the buffers on the way.
+/// A direction that passed less says nothing: it fits into the buffers on the way.
 const BYTES_MIN: u64 = 64 << 10;
 
 /// The words for one direction.
@@ -39,7 +39,7 @@ pub(super) const DOWN: Words = Words {
 const LIMIT: &str = "limit";
 const RELAY: &str = "relay";
 
-/// Returns what made a direction slow that has moved `bytes`. `time` is the time of its relay, and
+/// Returns what made a direction slow that has passed `bytes`. `time` is the time of its relay, and
 /// `sink` what the kernel knows about its sink. A Unix socket has no network.
 pub(super) fn slowest(
     bytes: u64,

@@ -19,7 +19,7 @@ pub(super) struct Observed {
 
 /// The kernel is asked about the connections of a session that lasted this long.
 const OBSERVED_TIME: Duration = Duration::from_secs(1);
-/// It is also asked if the session moved this many bytes. A session below both limits is not slow,
+/// It is also asked if the session passed this many bytes. A session below both limits is not slow,
 /// and the questions would be 1.4 % of its CPU time (`docs/design/007-the-cost-of-a-session.md`).
 const OBSERVED_BYTES: u64 = 1 << 20;
 

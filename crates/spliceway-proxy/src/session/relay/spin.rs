@@ -14,8 +14,8 @@ pub(super) struct Spin {
     time: Duration,
     stats: RelayStats,
     bytes: u64,
-    /// The time at which bytes last moved. An idle relay has none, and sleeps.
-    moved_at: Option<Instant>,
+    /// The time at which bytes last passed. An idle relay has none, and sleeps.
+    passed_at: Option<Instant>,
 }
 
 impl Spin {
@@ -25,11 +25,11 @@ impl Spin {
             time,
             stats,
             bytes: 0,
-            moved_at: None,
+            passed_at: None,
         })
     }
 
-    /// Call this after a poll of the relay that is pending. If bytes have moved less than the time
+    /// Call this after a poll of the relay that is pending. If bytes have passed less than the time
     /// ago, the task yields: other tasks run, the runtime polls for events without waiting, and the
     /// task is polled again.
     pub(super) fn after_poll(&mut self, cx: &mut Context<'_>) {
@@ -37,13 +37,13 @@ impl Spin {
         let bytes = stats.a_to_b.bytes + stats.b_to_a.bytes;
         if bytes != self.bytes {
             self.bytes = bytes;
-            self.moved_at = Some(Instant::now());
+            self.passed_at = Some(Instant::now());
         }
-        if self.moved_at.is_some_and(|moved_at| moved_at.elapsed() < self.time) {
+        if self.passed_at.is_some_and(|passed_at| passed_at.elapsed() < self.time) {
             // The first poll gives the waker to the runtime, and is pending.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         } else {
-            self.moved_at = None;
+            self.passed_at = None;
         }
     }
 }

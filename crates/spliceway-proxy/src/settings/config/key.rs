@@ -54,7 +54,7 @@ impl FlagSpec {
     };
 
     /// Limits the key to services of these kinds.
-    pub(super) const fn of(self, kinds: &'static [KindArg]) -> Self {
+    pub(super) const fn only_for(self, kinds: &'static [KindArg]) -> Self {
         Self { kinds, ..self }
     }
 
@@ -167,7 +167,7 @@ impl<W: Word> Setting for Value<W> {
     fn take(matches: &mut ArgMatches, flag: &str) -> Option<Self> {
         if W::FORM == Form::Flag {
             let is_given = matches.try_remove_one::<bool>(flag).ok()??;
-            return is_given.then(|| Self::of("true"));
+            return is_given.then(|| Self::constant("true"));
         }
         matches.try_remove_one(flag).ok()?
     }
@@ -185,7 +185,7 @@ impl<W: Word> Setting for List<W> {
     }
 
     fn take(matches: &mut ArgMatches, flag: &str) -> Option<Self> {
-        Self::of(matches.try_remove_many(flag).ok()??.collect())
+        Self::given(matches.try_remove_many(flag).ok()??.collect())
     }
 
     fn offset(&self) -> Option<usize> {
@@ -283,7 +283,7 @@ macro_rules! tables {
     (@flag $flag:expr) => { $flag };
     (@default $key:ident: $value:ty) => {};
     (@default $key:ident: $value:ty = $default:literal) => {
-        tables! { @default $key: $value = (<$value>::of($default).parsed()) }
+        tables! { @default $key: $value = (<$value>::constant($default).parsed()) }
     };
     (@default $key:ident: $value:ty = ($default:expr)) => {
         pub(crate) fn $key(&self) -> <$value as Setting>::Parsed {

@@ -24,15 +24,15 @@ const TLS_SERVERS: &[KindArg] = &[KindArg::Forward, KindArg::Socks5, KindArg::Ht
 const FREE: &[KindArg] = &[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Transparent];
 
 const OPTIONS: FlagSpec = FlagSpec::ANY;
-const BACKENDS: FlagSpec = FlagSpec::ANY.of(FORWARDERS).under("Backends");
-const ACCESS: FlagSpec = FlagSpec::ANY.of(PROXIES).under("Access");
-const HANDSHAKE: FlagSpec = ACCESS.of(&[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Sni]);
+const BACKENDS: FlagSpec = FlagSpec::ANY.only_for(FORWARDERS).under("Backends");
+const ACCESS: FlagSpec = FlagSpec::ANY.only_for(PROXIES).under("Access");
+const HANDSHAKE: FlagSpec = ACCESS.only_for(&[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Sni]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
-const TLS: FlagSpec = FlagSpec::ANY.of(TLS_SERVERS).under("TLS");
+const TLS: FlagSpec = FlagSpec::ANY.only_for(TLS_SERVERS).under("TLS");
 /// TLS to targets and upstream proxies.
 const TARGET_TLS: FlagSpec = FlagSpec::ANY.under("TLS to targets").rare();
 /// TLS to the targets that only the operator names.
-const FIXED_TLS: FlagSpec = TARGET_TLS.of(&[KindArg::Forward, KindArg::Sni]);
+const FIXED_TLS: FlagSpec = TARGET_TLS.only_for(&[KindArg::Forward, KindArg::Sni]);
 const TARGETS: FlagSpec = FlagSpec::ANY.under("Targets");
 const TIMEOUTS: FlagSpec = FlagSpec::ANY.under("Timeouts");
 const LIMITS: FlagSpec = FlagSpec::ANY.under("Limits");
@@ -151,7 +151,7 @@ tables! {
         /// target has not answered ends after a quarter of it
         // Most NATs and firewalls forget a flow of datagrams after this silence too.
         udp: Value<PositiveTime> = "1m"
-            => TIMEOUTS.of(FORWARDERS).named("udp-timeout").takes("TIME").rare().requires("udp");
+            => TIMEOUTS.only_for(FORWARDERS).named("udp-timeout").takes("TIME").rare().requires("udp");
     }
 
     Limits("limits", "a table [limits]") {
@@ -234,25 +234,25 @@ tables! {
         /// repeated
         listen: List<Listen> => OPTIONS.takes("ADDR").with(listen);
         /// Forward UDP datagrams instead of TCP connections
-        udp: Value<Flag> = (false) => OPTIONS.of(FORWARDERS);
+        udp: Value<Flag> = (false) => OPTIONS.only_for(FORWARDERS);
         /// Target: `HOST:PORT`, `unix:PATH`, `unix:@NAME` or `srv:NAME`. `tls://` before it: the
         /// program speaks TLS to the target. A range `HOST:PORT-PORT` maps listening ports one to
         /// one. May be repeated: each client then gets one of these backends. `,weight=N`,
         /// `,max-conns=N` and `,backup` may follow
         to: List<Remote>
-            => OPTIONS.of(FORWARDERS).named("remote").takes("HOST:PORT")
+            => OPTIONS.only_for(FORWARDERS).named("remote").takes("HOST:PORT")
                 .with(|arg, _| arg.short('r').visible_alias("to").required(true));
         /// Target for a name: `NAME=HOST:PORT`. `*.NAME` means all names below NAME,
         /// `NAME/PROTOCOL` only clients that offer this protocol (ALPN). May be repeated
         route: List<Route>
-            => OPTIONS.of(ROUTERS).takes("NAME=HOST:PORT").with(|arg, _| arg.required(true));
+            => OPTIONS.only_for(ROUTERS).takes("NAME=HOST:PORT").with(|arg, _| arg.required(true));
         /// Target for clients without a route, also for those that state no name [default: refuse
         /// them]
-        default_target: Value<SingleTarget> => OPTIONS.of(ROUTERS).takes("HOST:PORT");
+        default_target: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
         /// Target for clients that do not speak TLS, such as those of SSH, and for clients that
         /// send nothing within the handshake timeout [default: the default target, but refuse
         /// silent clients]
-        not_tls: Value<SingleTarget> => OPTIONS.of(ROUTERS).takes("HOST:PORT");
+        not_tls: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
         // with equal numbers of sessions take turns, so short sessions are spread as by
@@ -302,27 +302,27 @@ tables! {
         /// The fourth costs 1s, and each further one doubles the wait
         auth_penalty: Value<Time> = "1m" => ACCESS.takes("TIME").rare();
         /// Serve clients on other machines without --auth-file or --allow
-        open: Value<Flag> = (false) => ACCESS.of(FREE).with(open);
+        open: Value<Flag> = (false) => ACCESS.only_for(FREE).with(open);
         /// Let clients on other machines reach addresses that are not on the public Internet:
         /// loopback, private, link-local, metadata services and others. With a network
         /// (`=10.1.0.0/16`), only addresses in it, and neither loopback nor metadata services. May
         /// be repeated
         allow_private: List<Private>
-            => ACCESS.of(FREE).takes("CIDR")
+            => ACCESS.only_for(FREE).takes("CIDR")
                 .with(|arg, _| arg.num_args(0..=1).require_equals(true).default_missing_value("true"));
         /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or
         /// `*`, each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May
         /// be repeated
-        to_allow: List<Rule> => ACCESS.of(FREE).takes("RULE");
+        to_allow: List<Rule> => ACCESS.only_for(FREE).takes("RULE");
         /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if
         /// it is more specific. May be repeated
-        to_deny: List<Rule> => ACCESS.of(FREE).takes("RULE");
+        to_deny: List<Rule> => ACCESS.only_for(FREE).takes("RULE");
         /// Serve connections that a rule with TPROXY sends here, instead of REDIRECT. Needs
         /// CAP_NET_ADMIN
-        tproxy: Value<Flag> = (false) => OPTIONS.of(TRANSPARENT);
+        tproxy: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
         transparent_source: Value<Flag> = (false)
-            => TARGETS.of(&[KindArg::Transparent, KindArg::Forward]).with(transparent_source);
+            => TARGETS.only_for(&[KindArg::Transparent, KindArg::Forward]).with(transparent_source);
         /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that
         /// the client reached]
         advertise: Value<Ip> => ACCESS.takes("IP").rare();
@@ -386,7 +386,7 @@ tables! {
         rate_in: List<Rate> => LIMITS.takes("RATE").rare();
         /// Rate limit for bytes to clients, in the same form as --rate-in
         rate_out: List<Rate> => LIMITS.takes("RATE").rare();
-        backend: Vec<Backend> => FlagSpec::NONE.of(FORWARDERS);
+        backend: Vec<Backend> => FlagSpec::NONE.only_for(FORWARDERS);
     }
 
     Backend("service.backend", "a table [[service.backend]]") {

@@ -81,7 +81,7 @@ impl<W: Word> FromStr for Value<W> {
 
 impl<W: Word> Value<W> {
     /// Returns the value of a constant text.
-    pub(crate) fn of(text: &'static str) -> Self {
+    pub(crate) fn constant(text: &'static str) -> Self {
         text.parse().expect("the text of a valid value")
     }
 
@@ -101,7 +101,7 @@ impl<W: Word> Value<W> {
 
 impl<W: Word> List<W> {
     /// Returns the values that a flag was given, or `None` if it was not given.
-    pub(crate) fn of(values: Vec<Value<W>>) -> Option<Self> {
+    pub(crate) fn given(values: Vec<Value<W>>) -> Option<Self> {
         (!values.is_empty()).then_some(Self(values))
     }
 

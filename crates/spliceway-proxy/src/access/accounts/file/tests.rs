@@ -87,14 +87,14 @@ fn change(user: &str, bytes: u64, is_reset: bool) -> Change {
 fn shown(rows: &Rows) -> Vec<(&str, u64, u64)> {
     let mut shown: Vec<_> = rows
         .iter()
-        .map(|(user, usage)| (&**user, usage.of(Period::Day), usage.of(Period::Month)))
+        .map(|(user, usage)| (&**user, usage.in_period(Period::Day), usage.in_period(Period::Month)))
         .collect();
     shown.sort_unstable();
     shown
 }
 
 fn decoded(bytes: &[u8]) -> Result<Snapshot, Unusable> {
-    Content::of(bytes).and_then(|content| content.decode())
+    Content::verify(bytes).and_then(|content| content.decode())
 }
 
 fn rows(snapshot: &Snapshot) -> Rows {

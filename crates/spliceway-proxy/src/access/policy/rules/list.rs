@@ -197,26 +197,26 @@ fn label_bit(count: usize) -> u128 {
 fn add_to(ports_of: &mut Option<PortSet>, ports: &Ports) {
     match ports_of {
         Some(set) => set.add(ports),
-        None => *ports_of = Some(PortSet::of(ports)),
+        None => *ports_of = Some(PortSet::new(ports)),
     }
 }
 
 fn add_to_net<P: Prefix>(nets: &mut PrefixMap<P, PortSet>, net: P, ports: &Ports) {
     match nets.get_mut(&net) {
         Some(set) => set.add(ports),
-        None => drop(nets.insert(net, PortSet::of(ports))),
+        None => drop(nets.insert(net, PortSet::new(ports))),
     }
 }
 
 fn add_to_name(names: &mut HashMap<Box<str>, PortSet>, name: Box<str>, ports: &Ports) {
     match names.get_mut(&name) {
         Some(set) => set.add(ports),
-        None => drop(names.insert(name, PortSet::of(ports))),
+        None => drop(names.insert(name, PortSet::new(ports))),
     }
 }
 
 impl PortSet {
-    fn of(ports: &Ports) -> Self {
+    fn new(ports: &Ports) -> Self {
         let listed = || Listed {
             every: false,
             ranges: ports.0.to_vec(),
@@ -230,7 +230,7 @@ impl PortSet {
             (Some(listed), false) => listed.ranges.extend(&ports.0),
             (None, true) => {}
             (None, false) => {
-                *self = Self::of(ports);
+                *self = Self::new(ports);
                 self.add(&Ports::default());
             }
         }

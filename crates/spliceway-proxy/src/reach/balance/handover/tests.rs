@@ -5,8 +5,8 @@ use super::*;
 use crate::reach::balance::{BackendState, CheckSettings, Failure, Policy, Probe};
 use crate::reach::dial::{Member, MemberList};
 
-/// Moves the state of one balancer to another, as a hand-over does.
-fn move_to(from: &Arc<Balancer>, to: &Arc<Balancer>) {
+/// Hands over the state of one balancer to another, as a hand-over does.
+fn hand_over(from: &Arc<Balancer>, to: &Arc<Balancer>) {
     let json = serde_json::to_string(&from.to_hand_over()).unwrap();
     to.take_over(&serde_json::from_str::<Vec<HandedOverBackend>>(&json).unwrap());
 }
@@ -28,7 +28,7 @@ async fn another_process_knows_which_backends_get_no_clients() {
         "the old process is right until it hands over"
     );
     for _ in 0..2 {
-        move_to(&old, &new);
+        hand_over(&old, &new);
         assert_eq!(new.status()[0].weight, 7);
         let expected = [
             ("d:1", BackendState::Up),
@@ -39,7 +39,7 @@ async fn another_process_knows_which_backends_get_no_clients() {
         ];
         assert_eq!(states(&new), expected.map(|(name, state)| (name.to_owned(), state)));
     }
-    // A session that moves is not the one that tries.
+    // A session that is handed over is not the one that tries.
     tokio::time::advance(Duration::from_secs(5)).await;
     drop(new.adopt(&"a:1".parse().unwrap()));
     assert_eq!(states(&new)[3].1, BackendState::Ejected);
@@ -48,7 +48,7 @@ async fn another_process_knows_which_backends_get_no_clients() {
 }
 
 #[test]
-fn the_first_check_of_another_process_is_newer_than_what_moves() {
+fn the_first_check_of_another_process_is_newer_than_what_is_taken_over() {
     let check = CheckSettings {
         probe: Probe::Connect,
         interval: Duration::from_secs(1),
@@ -75,7 +75,7 @@ fn the_first_check_of_another_process_is_newer_than_what_moves() {
     record(&old, 1, true);
     record(&old, 1, false);
     record(&new, 0, true);
-    move_to(&old, &new);
+    hand_over(&old, &new);
     let is_up = |balancer: &Balancer| states(balancer).into_iter().map(|(_, state)| state == BackendState::Up);
     assert_eq!(is_up(&new).collect::<Vec<_>>(), [true, true]);
     record(&new, 1, false);
@@ -110,7 +110,7 @@ fn members_of_a_name_move_until_it_is_looked_up() {
     };
     looked_up(&old, &members);
     assert!(old.set_weight("192.0.2.1:80", Some(0)));
-    move_to(&old, &new);
+    hand_over(&old, &new);
     let facts = |balancer: &Balancer| {
         let status = balancer.status().into_iter();
         status
@@ -121,6 +121,6 @@ fn members_of_a_name_move_until_it_is_looked_up() {
     assert_eq!(target(&any(&new)), "b:1", "no client waits for a lookup");
     // What this process has found is newer.
     looked_up(&new, &members[1..]);
-    move_to(&old, &new);
+    hand_over(&old, &new);
     assert_eq!(facts(&new).len(), 2);
 }

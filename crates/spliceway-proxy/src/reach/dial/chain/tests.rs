@@ -372,7 +372,7 @@ async fn an_own_listener_is_an_upstream_proxy_for_a_few_hops_only() {
             passage: Passage::Request,
             client: None,
             via: "1.1 test",
-            hops: Hops::of(hops),
+            hops: Hops::passed(hops),
         };
         dialer.dial_for(&target, request)
     };

@@ -58,7 +58,7 @@ impl World {
             state: RelayState::default(),
             rates,
         };
-        let record = Record::arrived(service, session, overview.process.admission.readmit());
+        let record = Record::take_over(service, session, overview.process.admission.readmit());
         session::resume(record, suspended, alive);
         let (here, other) = StdUnixStream::pair().unwrap();
         let child = Command::new("sleep").arg("100").spawn().unwrap();
