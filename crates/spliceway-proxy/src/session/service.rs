@@ -54,7 +54,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Returns the dialer for the targets of a client, who may have proven to be a user.
-    pub(crate) fn dialer_of(&self, user: Option<&[u8]>) -> &Dialer {
+    pub(super) fn dialer_of(&self, user: Option<&[u8]>) -> &Dialer {
         user.and_then(|user| self.user_dialers.get(user))
             .unwrap_or(&self.dialer)
     }

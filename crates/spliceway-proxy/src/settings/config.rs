@@ -48,7 +48,7 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) admin: Admin,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) defaults: Defaults,
+    pub(super) defaults: Defaults,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<User>")]
     pub(crate) user: Vec<Spanned<User>>,

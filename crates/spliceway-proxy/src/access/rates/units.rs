@@ -62,7 +62,7 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
 }
 
 impl ByteRate {
-    pub(crate) fn bytes_per_second(self) -> u64 {
+    pub(in crate::access) fn bytes_per_second(self) -> u64 {
         self.0.get()
     }
 

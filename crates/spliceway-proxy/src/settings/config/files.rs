@@ -83,7 +83,7 @@ impl Sources {
     }
 
     /// Returns the directory of the file at this offset.
-    pub(crate) fn folder_of(&self, at: usize) -> Option<PathBuf> {
+    pub(in crate::settings) fn folder_of(&self, at: usize) -> Option<PathBuf> {
         self.source(at)?.path.parent().map(Path::to_owned)
     }
 

@@ -81,7 +81,7 @@ impl<W: Word> FromStr for Value<W> {
 
 impl<W: Word> Value<W> {
     /// Returns the value of a constant text.
-    pub(crate) fn constant(text: &'static str) -> Self {
+    pub(super) fn constant(text: &'static str) -> Self {
         text.parse().expect("the text of a valid value")
     }
 
