@@ -36,13 +36,24 @@ impl Fault {
 /// Replaces flags by their keys, such as `--auth-file` by `auth_file`.
 fn as_keys(problem: &str) -> String {
     let mut text = String::new();
-    for (index, part) in problem.split("--").enumerate() {
-        let flag = part.find(|letter: char| !letter.is_ascii_lowercase() && letter != '-');
-        let (flag, rest) = part.split_at(if index == 0 { 0 } else { flag.unwrap_or(part.len()) });
-        text.push_str(&flag.replace('-', "_"));
-        text.push_str(rest);
+    let mut rest = problem;
+    while let Some(at) = rest.find("--") {
+        let (before, from) = rest.split_at(at);
+        let name = from.trim_start_matches('-');
+        let dashes = from.len() - name.len();
+        let end = name.find(|letter: char| !letter.is_ascii_lowercase() && letter != '-');
+        let (name, after) = name.split_at(end.unwrap_or(name.len()));
+        // A path may contain dashes, and PEM has lines of them.
+        let is_flag = dashes == 2 && !name.is_empty() && !before.ends_with(|letter: char| letter.is_alphanumeric());
+        text.push_str(before);
+        if is_flag {
+            text.push_str(&name.replace('-', "_"));
+        } else {
+            text.push_str(&from[..dashes + name.len()]);
+        }
+        rest = after;
     }
-    text
+    text + rest
 }
 
 impl Origin {
@@ -81,6 +92,26 @@ impl Origin {
         match self {
             Self::CommandLine => None,
             Self::Files(sources) => sources.folder_of(at?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_keys;
+
+    #[test]
+    fn only_flags_become_keys() {
+        for (problem, expected) in [
+            ("needs --tls-key too", "needs tls_key too"),
+            ("`--a-b` and --c", "`a_b` and c"),
+            (
+                "a line `-----BEGIN PRIVATE KEY-----`",
+                "a line `-----BEGIN PRIVATE KEY-----`",
+            ),
+            ("/etc/a--b.pem -- 1", "/etc/a--b.pem -- 1"),
+        ] {
+            assert_eq!(as_keys(problem), expected);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The end of the clients' TLS: certificates and what is negotiated.
 
+use std::path::PathBuf;
+
 use super::config::{File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
 use super::origin::{Fault, Origin};
 use crate::tls::certificate::PairFiles;
@@ -7,52 +9,65 @@ use crate::tls::server::{ServerSettings, Terminator};
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
 pub(super) fn terminator(service: &Service, origin: &Origin) -> Result<Option<Terminator>, Fault> {
-    let (certificates, keys) = match (&service.tls_cert, &service.tls_key) {
-        (None, None) => return no_tls(service).map(|()| None),
-        (Some(certificates), Some(keys)) => (certificates, keys),
-        (Some(certificates), None) => {
-            let why = "needs tls_key: expected the file of its private key";
-            return Err(Fault::new(certificates.at(), "tls_cert", why));
-        }
-        (None, Some(keys)) => {
-            let why = "needs tls_cert: expected the file of its certificate";
-            return Err(Fault::new(keys.at(), "tls_key", why));
-        }
+    let (certificates, folder) = (service.tls_cert.as_ref(), service.tls_dir.as_ref());
+    let listed = certificates.map(|certificates| ("tls_cert", certificates.at()));
+    let Some((key, at)) = listed.or_else(|| folder.map(|folder| ("tls_dir", folder.at()))) else {
+        return no_tls(service).map(|()| None);
     };
     if service.udp() {
         let why = "is not for udp: remove it, because datagrams have no TLS";
-        return Err(Fault::new(certificates.at(), "tls_cert", why));
+        return Err(Fault::new(at, key, why));
     }
-    if certificates.len() != keys.len() {
-        let why = format!(
-            "has {} files, and tls_key has {}: expected one key for each certificate, in the same order",
-            certificates.len(),
-            keys.len()
-        );
-        return Err(Fault::new(certificates.at(), "tls_cert", why));
-    }
-    let path = |file: &Value<File>| file.path(origin.folder_of(file.at()).as_deref());
-    let pairs = certificates.iter().zip(keys.iter());
+    // A relative path would not tell an operator much, in a metric.
+    let path = |file: &Value<File>| {
+        let path = file.path(origin.folder_of(file.at()).as_deref());
+        std::path::absolute(&path).unwrap_or(path)
+    };
     let settings = ServerSettings {
-        pairs: pairs
-            .map(|(certificate, key)| PairFiles {
-                certificate: path(certificate),
-                key: path(key),
-            })
-            .collect(),
+        pairs: pairs(service, path)?,
+        folder: folder.map(path),
         is_13_only: service.tls_min() == TlsMinArg::V13,
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
     };
-    let terminator = Terminator::new(settings);
-    terminator
-        .map(Some)
-        .map_err(|bad| Fault::new(certificates.at(), "tls_cert", bad.to_string()))
+    let of_folder = folder.map(|folder| (path(folder), folder.at()));
+    Terminator::new(settings).map(Some).map_err(|bad| match &of_folder {
+        Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
+        _ => Fault::new(at, key, bad.to_string()),
+    })
+}
+
+/// Returns the files of the listed certificates and their keys. Without keys, each certificate has
+/// its key in the same file.
+fn pairs(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<Vec<PairFiles>, Fault> {
+    let certificates = service.tls_cert.iter().flat_map(|files| files.iter());
+    let Some(keys) = &service.tls_key else {
+        let pairs = certificates.map(|file| PairFiles {
+            certificate: path(file),
+            key: path(file),
+        });
+        return Ok(pairs.collect());
+    };
+    let counts = (certificates.clone().count(), keys.len());
+    if counts.0 != counts.1 {
+        let why = format!(
+            "expected one key for each certificate, in the same order: there are {} of --tls-cert and {} of --tls-key",
+            counts.0, counts.1
+        );
+        return Err(Fault::new(keys.at(), "tls_key", why));
+    }
+    let pairs = certificates.zip(keys.iter());
+    let pairs = pairs.map(|(certificate, key)| PairFiles {
+        certificate: path(certificate),
+        key: path(key),
+    });
+    Ok(pairs.collect())
 }
 
 /// Checks that a service without certificates has no other key of TLS.
 fn no_tls(service: &Service) -> Result<(), Fault> {
     let given = [
+        ("tls_key", service.tls_key.as_ref().map(List::at)),
         ("tls_min", service.tls_min.as_ref().map(Value::at)),
         ("tls_alpn", service.tls_alpn.as_ref().map(List::at)),
         ("tls_unknown_name", service.tls_unknown_name.as_ref().map(Value::at)),
@@ -62,7 +77,7 @@ fn no_tls(service: &Service) -> Result<(), Fault> {
         Err(Fault::new(
             at,
             key,
-            "needs tls_cert: expected the file of a certificate",
+            "needs a certificate: expected --tls-cert FILE or --tls-dir FOLDER",
         ))
     })
 }

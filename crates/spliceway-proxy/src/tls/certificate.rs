@@ -23,6 +23,9 @@ use crate::kit::named_file::{self, NamedFile, Unreadable};
 const FILE_MAX_BYTES: usize = 1 << 20;
 /// The longest certificate with its chain. Most clients accept 64 KiB for the whole message.
 const CHAIN_MAX_BYTES: usize = 60 << 10;
+/// The most certificates in a folder. Reading this number takes some seconds of a thread that
+/// serves no session, and each certificate holds about 5 KiB.
+pub(crate) const PAIRS_MAX: usize = 10_000;
 /// The permission of everybody to read a file.
 const READ_BY_OTHERS: u32 = 0o004;
 /// The first byte of a file in DER.
@@ -39,6 +42,8 @@ pub(crate) struct PairFiles {
 /// A certificate, its chain and its key.
 #[derive(Debug)]
 pub(crate) struct Pair {
+    /// The file of the certificate.
+    pub(crate) file: PathBuf,
     pub(crate) key: Arc<CertifiedKey>,
     /// The names of hosts in the certificate, in lower case. A wildcard begins with `*.`.
     pub(crate) names: Vec<Box<str>>,
@@ -60,14 +65,22 @@ pub(crate) struct BadFile {
 }
 
 #[derive(Debug)]
-enum Why {
+pub(super) enum Why {
     Read(Unreadable),
+    /// The folder has too many certificates.
+    TooMany,
+    /// The folder has no certificate for this key.
+    KeyAlone,
+    /// The folder has no certificate.
+    Empty,
     ReadByOthers,
     /// DER or PKCS#12.
     Binary,
     Pem(pem::Error),
     NoCertificate,
     NoKey,
+    /// The key was expected in the file of the certificate.
+    NoKeyInside,
     EncryptedKey,
     ChainTooLong {
         certificates: usize,
@@ -93,13 +106,17 @@ impl Pair {
         let chain = read_certificates(&files.certificate).map_err(at_certificate)?;
         check_chain(&chain).map_err(at_certificate)?;
         let (names, valid) = facts(&chain[0]).map_err(at_certificate)?;
-        let key = read_key(&files.key).map_err(at_key)?;
+        let key = read_key(&files.key).map_err(|why| match why {
+            Why::NoKey if files.key == files.certificate => at_key(Why::NoKeyInside),
+            why => at_key(why),
+        })?;
         let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey(files.certificate.clone())),
             Error::InvalidCertificate(_) => at_certificate(Why::Certificate(error.to_string())),
             error => at_key(Why::Key(error)),
         })?;
         Ok(Self {
+            file: files.certificate.clone(),
             key: Arc::new(key),
             names,
             valid,
@@ -141,14 +158,15 @@ fn check_chain(chain: &[CertificateDer<'_>]) -> Result<(), Why> {
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Why> {
     let (text, mode) = read(path, FILE_MAX_BYTES)?;
-    if mode & READ_BY_OTHERS != 0 {
-        return Err(Why::ReadByOthers);
-    }
-    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
         _ if is_encrypted(&text) => Why::EncryptedKey,
         pem::Error::NoItemsFound => missing(&text, Why::NoKey),
         error => Why::Pem(error),
-    })
+    })?;
+    if mode & READ_BY_OTHERS != 0 {
+        return Err(Why::ReadByOthers);
+    }
+    Ok(key)
 }
 
 /// Returns why a file has nothing in PEM.
@@ -204,11 +222,15 @@ fn facts(certificate: &CertificateDer<'_>) -> Result<(Vec<Box<str>>, Validity), 
 }
 
 impl BadFile {
-    fn new(file: &Path, why: Why) -> Self {
+    pub(super) fn new(file: &Path, why: Why) -> Self {
         Self {
             file: file.to_owned(),
             why,
         }
+    }
+
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
     }
 }
 
@@ -217,6 +239,23 @@ impl Display for BadFile {
         let file = self.file.display();
         match &self.why {
             Why::Read(error) => write!(f, "cannot read {file}: {error}"),
+            Why::TooMany => write!(
+                f,
+                "{file} has more than {PAIRS_MAX} certificates: spread them over several services"
+            ),
+            Why::KeyAlone => {
+                let name = self.file.with_extension("");
+                let name = name.file_name().unwrap_or_default().display();
+                write!(
+                    f,
+                    "{file} is the key of no certificate: expected {name}.pem, {name}.crt or {name}.cert beside it"
+                )
+            }
+            Why::Empty => write!(
+                f,
+                "{file} has no certificate: expected NAME.pem, NAME.crt or NAME.cert, with its key in NAME.key or in \
+                 the same file"
+            ),
             Why::ReadByOthers => write!(
                 f,
                 "every user can read the private key in {file}: run `chmod o= {file}`"
@@ -237,6 +276,11 @@ impl Display for BadFile {
             Why::NoKey => write!(
                 f,
                 "{file} has no private key: expected a line such as `-----BEGIN PRIVATE KEY-----`"
+            ),
+            Why::NoKeyInside => write!(
+                f,
+                "{file} has a certificate and no private key: give --tls-key too, or one file with both (in a folder, \
+                 NAME.key beside the certificate)"
             ),
             Why::EncryptedKey => write!(
                 f,

@@ -2,11 +2,12 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
@@ -19,15 +20,16 @@ use tokio::time::sleep;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::{BadFile, Pair, PairFiles, Validity};
+use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
+use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
-use super::stamp::Stamp;
 
 /// How a listener terminates TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ServerSettings {
-    /// At least one.
     pub(crate) pairs: Vec<PairFiles>,
+    /// A folder with further pairs. Without `pairs`, its first pair is the default.
+    pub(crate) folder: Option<PathBuf>,
     pub(crate) is_13_only: bool,
     /// The protocols for ALPN, the best first. Empty means that none is negotiated.
     pub(crate) alpn: Vec<Box<str>>,
@@ -41,6 +43,8 @@ pub(crate) struct Terminator {
     settings: ServerSettings,
     provider: Arc<CryptoProvider>,
     in_force: RwLock<InForce>,
+    /// The state of the files before they were read.
+    seen: Mutex<Stamps>,
     /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
     /// their turn, so that a flood of them leaves time for the sessions of all services.
     turns: Semaphore,
@@ -60,8 +64,6 @@ pub(crate) struct Counts {
 struct InForce {
     config: Arc<ServerConfig>,
     pairs: Arc<Pairs>,
-    /// The files before they were read. A change while they are read is thus seen afterwards.
-    stamps: Vec<Stamp>,
 }
 
 /// What a handshake has agreed on.
@@ -91,6 +93,26 @@ pub(crate) enum HandshakeError {
     Failed(io::Error),
 }
 
+impl ServerSettings {
+    /// Returns at least one pair: those of the settings first, and then those of the folder.
+    fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
+        let mut pairs = self.pairs.clone();
+        if let Some(folder) = &self.folder {
+            pairs.extend(pairs_in(folder)?);
+            if pairs.is_empty() {
+                return Err(BadFile::new(folder, Why::Empty));
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Returns the state of the files.
+    fn stamps(&self) -> Stamps {
+        let files = self.pairs.iter().flat_map(|pair| [&*pair.certificate, &*pair.key]);
+        Stamps::of(files, self.folder.as_deref())
+    }
+}
+
 impl Terminator {
     /// Reads the certificates.
     ///
@@ -98,11 +120,13 @@ impl Terminator {
     /// Returns the first fault of the files.
     pub(crate) fn new(settings: ServerSettings) -> Result<Self, BadFile> {
         let provider = Arc::new(default_provider());
+        let seen = Mutex::new(settings.stamps());
         let in_force = read(&settings, &provider, None)?;
         Ok(Self {
             settings,
             provider,
             in_force: RwLock::new(in_force),
+            seen,
             turns: turns(),
             counts: Arc::default(),
         })
@@ -119,6 +143,7 @@ impl Terminator {
             settings: self.settings.clone(),
             provider: Arc::clone(&self.provider),
             in_force: RwLock::new(in_force),
+            seen: Mutex::new(self.seen.lock().clone()),
             turns: turns(),
             counts: Arc::clone(&before.counts),
         }
@@ -141,29 +166,32 @@ impl Terminator {
         Ok(())
     }
 
-    /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
+    /// Reads changed files every [`LOOK_AGAIN`]. Never returns.
     pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        let mut seen = self.in_force.read().stamps.clone();
         loop {
             sleep(LOOK_AGAIN).await;
             let terminator = Arc::clone(&self);
-            // Files of a thousand certificates, or a slow disk, must not hold up a worker.
-            let look = spawn_blocking(move || {
-                let now = stamps(&terminator.settings);
-                let reloaded = (now != seen).then(|| terminator.reload());
-                (now, reloaded)
-            });
-            let reloaded;
-            (seen, reloaded) = look.await.expect("a look at the files does not panic");
-            let Some(reloaded) = reloaded else {
-                continue;
-            };
-            self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
-            match reloaded {
-                Ok(()) => tracing::info!(service, "read the changed certificates"),
-                Err(bad) => tracing::error!(service, "the old certificates stay in force: {bad}"),
+            // A thousand pairs take a blocking thread for a moment, and no worker.
+            match spawn_blocking(move || terminator.look()).await {
+                Ok(None) => {}
+                Ok(Some(Ok(()))) => tracing::info!(service, "read the changed certificates"),
+                Ok(Some(Err(bad))) => tracing::error!(service, "the old certificates stay in force: {bad}"),
+                Err(error) => tracing::error!(service, "the old certificates stay in force: {error}"),
             }
         }
+    }
+
+    /// Reads the certificates again if a file has changed since the last look.
+    fn look(&self) -> Option<Result<(), BadFile>> {
+        let now = self.settings.stamps();
+        if now == *self.seen.lock() {
+            return None;
+        }
+        // What changes while the files are read is seen at the next look.
+        *self.seen.lock() = now;
+        let reloaded = self.reload();
+        self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
+        Some(reloaded)
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -178,12 +206,10 @@ impl Terminator {
     /// Returns when the certificate in each file is valid.
     pub(crate) fn validities(&self) -> Vec<(String, Validity)> {
         let pairs = self.pairs();
-        let files = self
-            .settings
-            .pairs
-            .iter()
-            .map(|files| files.certificate.display().to_string());
-        files.zip(pairs.all().iter().map(|pair| pair.valid)).collect()
+        let pairs = pairs.all().iter();
+        pairs
+            .map(|pair| (pair.file.display().to_string(), pair.valid))
+            .collect()
     }
 
     /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
@@ -286,17 +312,13 @@ fn turns() -> Semaphore {
     Semaphore::new((processors / 2).max(1))
 }
 
-/// The time between two looks at the files.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// The time between two looks at the files. Together with the time to read them, a change is in
+/// force within 10 seconds.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// The longest hello, with the heads of its records, as in `sni`. rustls would store 64 KiB.
 const HELLO_MAX_BYTES: usize = 20 << 10;
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
-
-fn stamps(settings: &ServerSettings) -> Vec<Stamp> {
-    let files = settings.pairs.iter().flat_map(|pair| [&pair.certificate, &pair.key]);
-    files.map(|file| Stamp::of(file)).collect()
-}
 
 /// Reads the files. With an old configuration, clients can resume its sessions.
 fn read(
@@ -304,8 +326,11 @@ fn read(
     provider: &Arc<CryptoProvider>,
     old: Option<&ServerConfig>,
 ) -> Result<InForce, BadFile> {
-    let stamps = stamps(settings);
-    let pairs: Result<Vec<_>, _> = settings.pairs.iter().map(|files| Pair::read(files, provider)).collect();
+    let pairs: Result<Vec<_>, _> = settings
+        .all_pairs()?
+        .iter()
+        .map(|files| Pair::read(files, provider))
+        .collect();
     let pairs = Arc::new(Pairs::new(pairs?));
     let versions: &[&SupportedProtocolVersion] = if settings.is_13_only {
         &[&TLS13]
@@ -327,7 +352,6 @@ fn read(
     Ok(InForce {
         config: Arc::new(config),
         pairs,
-        stamps,
     })
 }
 

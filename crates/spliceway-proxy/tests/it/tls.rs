@@ -2,6 +2,7 @@
 
 mod client;
 mod distrust;
+mod folder;
 mod hostile;
 mod originate;
 mod relayed;
@@ -250,5 +251,10 @@ fn files_that_do_not_belong_together_are_named_at_the_start() {
         assert!(stderr.contains(part), "{part}: {stderr}");
     }
     let stderr = refused_to_start(&[&arguments[..], &["--tls-cert", certificate]].concat());
-    assert!(stderr.contains("--tls-key <FILE>"), "{stderr}");
+    assert!(stderr.contains("give --tls-key too, or one file with both"), "{stderr}");
+    let stderr = refused_to_start(&[&arguments[..], &["--tls-key", key]].concat());
+    assert!(
+        stderr.contains("--tls-key: needs a certificate: expected --tls-cert FILE or --tls-dir FOLDER"),
+        "{stderr}"
+    );
 }

@@ -336,16 +336,20 @@ tables! {
         proxy_from: List<Network> => CLIENTS.takes("CIDR").rare().requires("accept-proxy");
         /// Certificate with its chain, in PEM. Clients then speak TLS. May be repeated: the name
         /// that a client states selects one, and the first one is for all others
-        tls_cert: List<File> => TLS.takes("FILE").requires("tls-key");
+        tls_cert: List<File> => TLS.takes("FILE");
         /// Private key of the certificate, in PEM. The n-th key belongs to the n-th certificate
-        tls_key: List<File> => TLS.takes("FILE").requires("tls-cert");
+        /// [default: the file of the certificate]
+        tls_key: List<File> => TLS.takes("FILE");
+        /// Folder with further certificates: NAME.pem, NAME.crt or NAME.cert, with the key in
+        /// NAME.key or in the same file
+        tls_dir: Value<File> => TLS.takes("FOLDER");
         /// Oldest version of TLS: 1.2 or 1.3
-        tls_min: Value<Choice<TlsMinArg>> = "1.2" => TLS.takes("VERSION").rare().requires("tls-cert");
+        tls_min: Value<Choice<TlsMinArg>> = "1.2" => TLS.takes("VERSION").rare();
         /// Protocol for ALPN, such as `h2` or `http/1.1`, the best first. May be repeated
-        tls_alpn: List<Protocol> => TLS.takes("PROTOCOL").rare().requires("tls-cert");
+        tls_alpn: List<Protocol> => TLS.takes("PROTOCOL").rare();
         /// What a client gets that states an unknown name
         tls_unknown_name: Value<Choice<UnknownNameArg>> = "first"
-            => TLS.takes("ANSWER").rare().requires("tls-cert");
+            => TLS.takes("ANSWER").rare();
         /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
         /// `http://…`. With TLS to the proxy: `https://…`, `socks5+tls://…` or `socks5h+tls://…`.
         /// May be repeated to form a chain. In the variable, spaces separate the proxies

@@ -23,6 +23,7 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
     let (certificate, key) = made_pem(names, &PKCS_ECDSA_P256_SHA256);
     let mut settings = ServerSettings {
         pairs: vec![folder.pair(&certificate, &key)],
+        folder: None,
         is_13_only: false,
         alpn: Vec::new(),
         refuses_unknown_names: false,
@@ -225,4 +226,69 @@ async fn a_key_whose_permissions_are_corrected_is_read_again() {
     assert!(terminator.pairs().know("b.test"));
     watch.abort();
     drop(folder);
+}
+
+#[tokio::test]
+async fn a_look_finds_files_that_came_changed_or_went() {
+    let Example {
+        terminator,
+        client,
+        folder,
+    } = example(&["a.test"], |settings| {
+        let folder = settings.pairs[0].certificate.parent().unwrap().to_owned();
+        std::fs::rename(&settings.pairs[0].certificate, folder.join("a.crt")).unwrap();
+        std::fs::rename(&settings.pairs[0].key, folder.join("a.key")).unwrap();
+        settings.pairs.clear();
+        settings.folder = Some(folder);
+    });
+    shake(&terminator, client, "a.test").await.1.unwrap();
+    let names = |terminator: &Terminator| -> Vec<_> {
+        terminator
+            .pairs()
+            .all()
+            .iter()
+            .flat_map(|pair| pair.names.clone())
+            .collect()
+    };
+    assert!(terminator.look().is_none());
+    let both = |name: &str| {
+        let (certificate, key) = made_pem(&[name], &PKCS_ECDSA_P256_SHA256);
+        certificate + &key
+    };
+    folder.write("b.pem", &both("b.test"));
+    terminator.look().unwrap().unwrap();
+    assert_eq!(names(&terminator), ["a.test".into(), "b.test".into()]);
+    folder.write("b.pem", &both("other.test"));
+    terminator.look().unwrap().unwrap();
+    assert_eq!(names(&terminator), ["a.test".into(), "other.test".into()]);
+    // One broken pair refuses all that has changed.
+    folder.write("a.crt", "");
+    folder.write("c.pem", &both("c.test"));
+    assert!(
+        terminator
+            .look()
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("a.crt has no certificate")
+    );
+    assert_eq!(names(&terminator), ["a.test".into(), "other.test".into()]);
+    assert!(terminator.look().is_none());
+    for gone in ["a.crt", "a.key"] {
+        std::fs::remove_file(folder.path().join(gone)).unwrap();
+    }
+    terminator.look().unwrap().unwrap();
+    assert_eq!(names(&terminator), ["other.test".into(), "c.test".into()]);
+    assert_eq!(terminator.counts().reloads(), [("ok", 3), ("failed", 1)]);
+    for gone in ["b.pem", "c.pem"] {
+        std::fs::remove_file(folder.path().join(gone)).unwrap();
+    }
+    assert!(
+        terminator
+            .look()
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("expected NAME.pem")
+    );
 }

@@ -42,10 +42,9 @@ impl Pair {
 
     /// Replaces the certificate and its key.
     pub(crate) fn renew(&self, names: &[&str]) {
-        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        let made = rcgen::generate_simple_self_signed(names).unwrap();
-        self.certificate.write(&made.cert.pem());
-        self.key.write(&made.signing_key.serialize_pem());
+        let (certificate, key) = made(names);
+        self.certificate.write(&certificate);
+        self.key.write(&key);
     }
 
     pub(crate) fn arguments(&self) -> [&str; 4] {
@@ -55,6 +54,13 @@ impl Pair {
     pub(crate) fn der(&self) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(&self.certificate.0).unwrap()
     }
+}
+
+/// Returns a new certificate for these names, and its key, in PEM.
+pub(crate) fn made(names: &[&str]) -> (String, String) {
+    let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    (made.cert.pem(), made.signing_key.serialize_pem())
 }
 
 /// How a client speaks TLS.
