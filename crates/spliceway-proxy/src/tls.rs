@@ -17,4 +17,5 @@ pub(crate) mod folder;
 pub(crate) mod names;
 pub(crate) mod server;
 mod stamp;
+pub(crate) mod tickets;
 mod verifier;

@@ -20,6 +20,10 @@ pub(crate) struct TlsStream<S> {
     is_truncated: Arc<AtomicBool>,
     /// Becomes `true` if what this side sends is cut, so that its end must not look complete.
     is_cut: Option<Arc<AtomicBool>>,
+    /// Whether the other side has ended its stream.
+    is_at_end: bool,
+    /// Whether every byte of this side was sent when it began to announce its end.
+    has_sent_all: bool,
     /// Whether this side has announced its end.
     is_finished: bool,
 }
@@ -30,6 +34,8 @@ impl<S: AsyncRead> TlsStream<S> {
             inner: inner.into(),
             is_truncated: Arc::default(),
             is_cut: None,
+            is_at_end: false,
+            has_sent_all: false,
             is_finished: false,
         }
     }
@@ -67,12 +73,18 @@ impl<S: AsyncRead> TlsStream<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let (before, has_room) = (buf.filled().len(), buf.remaining() > 0);
         match Pin::new(&mut self.inner).poll_read(cx, buf) {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 self.is_truncated.store(true, Ordering::Relaxed);
+                self.is_at_end = true;
                 Poll::Ready(Ok(()))
             }
-            read => read,
+            read => {
+                let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
+                self.is_at_end |= is_end;
+                read
+            }
         }
     }
 }
@@ -96,7 +108,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
             ready!(Pin::new(&mut this.inner).poll_flush(cx))?;
             return Pin::new(this.inner.get_mut().0).poll_shutdown(cx);
         }
-        this.is_finished = true;
-        Pin::new(&mut this.inner).poll_shutdown(cx)
+        if !this.is_finished {
+            this.is_finished = true;
+            this.has_sent_all = !this.inner.get_ref().1.wants_write();
+        }
+        match Pin::new(&mut this.inner).poll_shutdown(cx) {
+            // The other side has ended its stream, has every byte, and has left. It needs no
+            // announcement.
+            Poll::Ready(Err(error)) if this.is_at_end && this.has_sent_all && is_gone(&error) => Poll::Ready(Ok(())),
+            shutdown => shutdown,
+        }
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }

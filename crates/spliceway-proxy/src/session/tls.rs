@@ -19,7 +19,12 @@ impl Admitted {
         let limit = guard.service().settings.timeouts.handshake;
         let (stream, agreed) = match timeout(limit, terminator.accept(self.client)).await {
             Ok(Ok(accepted)) => accepted,
-            Ok(Err(error)) => return Err(outcome(&error)),
+            Ok(Err(error)) => {
+                if let HandshakeError::UnknownName(name) = &error {
+                    guard.session().facts().server_name = Some(name.clone());
+                }
+                return Err(outcome(&error));
+            }
             Err(_) => return Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
         };
         let stream = TlsStream::new(stream);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
 use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
@@ -23,6 +23,7 @@ use tokio_rustls::server::TlsStream;
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
 use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
+use super::tickets::Tickets;
 
 /// How a listener terminates TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +44,7 @@ pub(crate) struct Terminator {
     settings: ServerSettings,
     provider: Arc<CryptoProvider>,
     in_force: RwLock<InForce>,
+    tickets: Arc<Tickets>,
     /// The state of the files before they were read.
     seen: Mutex<Stamps>,
     /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
@@ -121,11 +123,13 @@ impl Terminator {
     pub(crate) fn new(settings: ServerSettings) -> Result<Self, BadFile> {
         let provider = Arc::new(default_provider());
         let seen = Mutex::new(settings.stamps());
-        let in_force = read(&settings, &provider, None)?;
+        let tickets = Arc::new(Tickets::new());
+        let in_force = read(&settings, &provider, &tickets)?;
         Ok(Self {
             settings,
             provider,
             in_force: RwLock::new(in_force),
+            tickets,
             seen,
             turns: turns(),
             counts: Arc::default(),
@@ -137,12 +141,13 @@ impl Terminator {
     pub(crate) fn continued(&self, before: &Self) -> Self {
         let mut in_force = self.in_force.read().clone();
         let mut config = ServerConfig::clone(&in_force.config);
-        config.ticketer = Arc::clone(&before.in_force.read().config.ticketer);
+        config.ticketer = Arc::clone(&before.tickets) as _;
         in_force.config = Arc::new(config);
         Self {
             settings: self.settings.clone(),
             provider: Arc::clone(&self.provider),
             in_force: RwLock::new(in_force),
+            tickets: Arc::clone(&before.tickets),
             seen: Mutex::new(self.seen.lock().clone()),
             turns: turns(),
             counts: Arc::clone(&before.counts),
@@ -160,8 +165,7 @@ impl Terminator {
     /// # Errors
     /// Returns the first fault of the files. The old certificates then stay in force.
     fn reload(&self) -> Result<(), BadFile> {
-        let old = self.in_force.read().clone();
-        let new = read(&self.settings, &self.provider, Some(&old.config))?;
+        let new = read(&self.settings, &self.provider, &self.tickets)?;
         *self.in_force.write() = new;
         Ok(())
     }
@@ -192,6 +196,11 @@ impl Terminator {
         let reloaded = self.reload();
         self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
         Some(reloaded)
+    }
+
+    /// Returns the keys of tickets, with which clients resume their sessions.
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -320,12 +329,8 @@ const HELLO_MAX_BYTES: usize = 20 << 10;
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
-/// Reads the files. With an old configuration, clients can resume its sessions.
-fn read(
-    settings: &ServerSettings,
-    provider: &Arc<CryptoProvider>,
-    old: Option<&ServerConfig>,
-) -> Result<InForce, BadFile> {
+/// Reads the files.
+fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc<Tickets>) -> Result<InForce, BadFile> {
     let pairs: Result<Vec<_>, _> = settings
         .all_pairs()?
         .iter()
@@ -345,10 +350,7 @@ fn read(
     config.alpn_protocols = settings.alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     // Tickets are the only kind of resumption. The server stores nothing.
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.ticketer = match old {
-        Some(old) => Arc::clone(&old.ticketer),
-        None => Ticketer::new().expect("the system has random numbers"),
-    };
+    config.ticketer = Arc::clone(tickets) as _;
     Ok(InForce {
         config: Arc::new(config),
         pairs,

@@ -12,6 +12,7 @@ use super::message::micros;
 use crate::access::rates::Balances;
 use crate::reach::balance::HandedOverBackend;
 use crate::session::Service;
+use crate::tls::tickets::HandedOverKey;
 
 /// The most clients whose rate limits are handed over. A client takes at most 110 bytes, and so
 /// does each of the 10,000 with penalties. So the message is always shorter than a frame may be.
@@ -28,6 +29,8 @@ pub(super) struct ServiceState {
     rates: Balances,
     limited: Vec<Limited>,
     backends: Vec<HandedOverBackend>,
+    /// The keys of TLS tickets.
+    tickets: Vec<HandedOverKey>,
 }
 
 /// A client from which authentication has failed.
@@ -47,11 +50,17 @@ struct Limited {
 }
 
 impl ServiceState {
-    /// Returns the whole state, as long as this process decides which backend a client gets.
+    /// Returns the whole state, as long as this process accepts clients: it decides which backend a
+    /// client gets, and its clients have tickets.
     pub(super) fn with_backends(service: &Service) -> Self {
         let balancer = service.balancer.as_ref();
         Self {
             backends: balancer.map(|balancer| balancer.to_hand_over()).unwrap_or_default(),
+            tickets: service
+                .tls
+                .iter()
+                .flat_map(|tls| tls.tickets().to_hand_over())
+                .collect(),
             ..Self::without_backends(service)
         }
     }
@@ -75,6 +84,7 @@ impl ServiceState {
                 .map(|(client, rates)| Limited { client, rates })
                 .collect(),
             backends: Vec::new(),
+            tickets: Vec::new(),
         }
     }
 
@@ -94,6 +104,9 @@ impl ServiceState {
         service.rates.lower(self.rates, limited, now);
         if let Some(balancer) = service.balancer.as_ref().filter(|_| !self.backends.is_empty()) {
             balancer.take_over(&self.backends);
+        }
+        if let Some(tls) = &service.tls {
+            tls.tickets().take_over(&self.tickets);
         }
     }
 
@@ -143,6 +156,7 @@ mod tests {
             backends: (0..BACKENDS_MAX)
                 .map(|_| serde_json::from_value(backend.clone()).unwrap())
                 .collect(),
+            tickets: vec![(vec![u8::MAX; 32], Duration::MAX); 2],
         };
         let data = longest.encode().unwrap();
         assert!(link::encode(&(), &[&data]).is_ok(), "{} bytes", data.len());

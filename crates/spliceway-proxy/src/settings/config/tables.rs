@@ -26,7 +26,13 @@ const FREE: &[KindArg] = &[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindA
 const OPTIONS: FlagSpec = FlagSpec::ANY;
 const BACKENDS: FlagSpec = FlagSpec::ANY.only_for(FORWARDERS).under("Backends");
 const ACCESS: FlagSpec = FlagSpec::ANY.only_for(PROXIES).under("Access");
-const HANDSHAKE: FlagSpec = ACCESS.only_for(&[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindArg::Sni]);
+const HANDSHAKE: FlagSpec = ACCESS.only_for(&[
+    KindArg::Forward,
+    KindArg::Socks5,
+    KindArg::Http,
+    KindArg::Mixed,
+    KindArg::Sni,
+]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
 const TLS: FlagSpec = FlagSpec::ANY.only_for(TLS_SERVERS).under("TLS");
 /// TLS to targets and upstream proxies.
@@ -64,7 +70,7 @@ fn transparent_source(arg: Arg, kind: KindArg) -> Arg {
 
 /// A router has nothing else under the heading.
 fn handshake(arg: Arg, kind: KindArg) -> Arg {
-    if kind == KindArg::Sni {
+    if matches!(kind, KindArg::Forward | KindArg::Sni) {
         return arg.help_heading(None);
     }
     arg
@@ -134,8 +140,8 @@ tables! {
         connect: Value<PositiveTime> = "10s"
             => TIMEOUTS.named("connect-timeout").takes("TIME").rare();
         /// Time limit for a client's handshake
-        // A PROXY header is the only handshake of a forwarder, and a ClientHello is the handshake
-        // of a router of TLS clients.
+        // The handshakes of a forwarder are TLS and a PROXY header, and a ClientHello is the
+        // handshake of a router of TLS clients.
         handshake: Value<PositiveTime> = "10s"
             => HANDSHAKE.named("handshake-timeout").takes("TIME").rare().with(handshake);
         /// End a session when both directions are silent for this long; 0 = off. The timer may be

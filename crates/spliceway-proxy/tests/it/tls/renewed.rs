@@ -102,3 +102,20 @@ fn an_open_session_keeps_its_process_and_new_clients_reach_the_next() {
     drop(new_target);
     assert_eq!(new.rest().unwrap(), b"");
 }
+
+#[test]
+fn clients_of_the_process_before_resume_in_the_next() {
+    let pair = Pair::new(&["a.test"]);
+    let file = config(echo("127.0.0.1:0"), &pair);
+    let mut program = Program::run(&file);
+    let address = program.address;
+    let configs = [TLS12, TLS13].map(|versions| Config::anything().versions(versions));
+    for config in &configs {
+        assert!(!exchange(address, config).is_resumed());
+    }
+    let _next = upgrade(&mut program, None);
+    assert!(program.exit().success());
+    for config in &configs {
+        assert!(exchange(address, config).is_resumed());
+    }
+}
