@@ -12,7 +12,8 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 use x509_cert::Certificate;
 use x509_cert::certificate::Version;
-use x509_cert::der::Decode;
+use x509_cert::der::asn1::AnyRef;
+use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
@@ -26,6 +27,8 @@ const CHAIN_MAX_BYTES: usize = 60 << 10;
 /// The most certificates in a folder. Reading this number takes some seconds of a thread that
 /// serves no session, and each certificate holds about 5 KiB.
 pub(crate) const PAIRS_MAX: usize = 10_000;
+/// The longest answer of a responder. Usual ones have 0.5 to 4 KiB.
+const OCSP_MAX_BYTES: usize = 16 << 10;
 /// The permission of everybody to read a file.
 const READ_BY_OTHERS: u32 = 0o004;
 /// The first byte of a file in DER.
@@ -91,6 +94,8 @@ pub(super) enum Why {
     /// A certificate of the chain, counted from 1.
     Chain(usize, String),
     Key(Error),
+    /// The file is no answer of an OCSP responder.
+    Ocsp,
     /// The key does not belong to the certificate in this file.
     OtherKey(PathBuf),
 }
@@ -110,11 +115,12 @@ impl Pair {
             Why::NoKey if files.key == files.certificate => at_key(Why::NoKeyInside),
             why => at_key(why),
         })?;
-        let key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
+        let mut key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey(files.certificate.clone())),
             Error::InvalidCertificate(_) => at_certificate(Why::Certificate(error.to_string())),
             error => at_key(Why::Key(error)),
         })?;
+        key.ocsp = read_ocsp(&files.ocsp())?;
         Ok(Self {
             file: files.certificate.clone(),
             key: Arc::new(key),
@@ -154,6 +160,39 @@ fn check_chain(chain: &[CertificateDer<'_>]) -> Result<(), Why> {
         Certificate::from_der(one).map_err(|error| Why::Chain(position + 1, error.to_string()))?;
     }
     Ok(())
+}
+
+impl PairFiles {
+    /// Returns the file of the answer about the certificate, which need not exist.
+    pub(super) fn ocsp(&self) -> PathBuf {
+        let mut name = self.certificate.clone().into_os_string();
+        name.push(".ocsp");
+        name.into()
+    }
+}
+
+/// Reads an answer of an OCSP responder, if there is one. Clients check its signature and its time.
+fn read_ocsp(path: &Path) -> Result<Option<Vec<u8>>, BadFile> {
+    match read(path, OCSP_MAX_BYTES) {
+        Ok((answer, _)) if is_ocsp_answer(&answer) => Ok(Some(answer)),
+        Ok(_) => Err(BadFile::new(path, Why::Ocsp)),
+        Err(Why::Read(Unreadable::Failed(error))) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(BadFile::new(path, why)),
+    }
+}
+
+/// Returns whether this is an `OCSPResponse` with the status `successful` (RFC 6960, 4.2.1).
+fn is_ocsp_answer(answer: &[u8]) -> bool {
+    const SUCCESSFUL: &[u8] = &[0x0a, 1, 0];
+    let parts = |answer| {
+        AnyRef::from_der(answer)
+            .ok()
+            .filter(|whole| whole.tag() == Tag::Sequence)
+    };
+    parts(answer).is_some_and(|whole| {
+        let body = whole.value().strip_prefix(SUCCESSFUL);
+        body.is_some_and(|body| body.starts_with(&[0xa0]) && AnyRef::from_der(body).is_ok())
+    })
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Why> {
@@ -304,6 +343,12 @@ impl Display for BadFile {
                 f,
                 "the private key in {file} cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 \
                  or P-521, or Ed25519 ({error})"
+            ),
+            Why::Ocsp => write!(
+                f,
+                "{file} is no successful answer of an OCSP responder, in DER, of at most {} KiB: `openssl ocsp … -respout \
+                 {file}` writes one, and without the file none is sent",
+                OCSP_MAX_BYTES >> 10
             ),
             Why::OtherKey(certificate) => write!(
                 f,

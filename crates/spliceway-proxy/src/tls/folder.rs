@@ -74,10 +74,10 @@ pub(super) struct Stamps(Vec<(PathBuf, Stamp)>);
 
 impl Stamps {
     /// Returns the state of these files, and of those in a folder.
-    pub(super) fn of<'a>(files: impl Iterator<Item = &'a Path>, folder: Option<&Path>) -> Self {
+    pub(super) fn of(files: impl Iterator<Item = PathBuf>, folder: Option<&Path>) -> Self {
         // A folder that cannot be read has no files. It changes when it can be read again.
         let in_folder = folder.and_then(|folder| files_in(folder).ok()).unwrap_or_default();
-        let files = files.map(Path::to_owned).chain(in_folder);
+        let files = files.chain(in_folder);
         Self(
             files
                 .map(|file| (Stamp::of(&file), file))
@@ -152,7 +152,7 @@ mod tests {
         let file = folder.write("a.pem", "1");
         let alone = Folder::new();
         let alone = alone.path().join("other");
-        let stamps = || Stamps::of([&*alone].into_iter(), Some(folder.path()));
+        let stamps = || Stamps::of([alone.clone()].into_iter(), Some(folder.path()));
         let mut before = stamps();
         assert_eq!(stamps(), before);
         let mut differs = || {

@@ -110,7 +110,8 @@ impl ServerSettings {
 
     /// Returns the state of the files.
     fn stamps(&self) -> Stamps {
-        let files = self.pairs.iter().flat_map(|pair| [&*pair.certificate, &*pair.key]);
+        let pairs = self.pairs.iter();
+        let files = pairs.flat_map(|pair| [pair.certificate.clone(), pair.key.clone(), pair.ocsp()]);
         Stamps::of(files, self.folder.as_deref())
     }
 }

@@ -249,3 +249,26 @@ fn a_key_that_cannot_be_used_is_named_with_what_is_expected() {
         assert!(message.contains(expected), "{name}: {message}");
     }
 }
+
+#[test]
+fn an_answer_beside_the_certificate_is_sent_if_it_is_one() {
+    let folder = Folder::new();
+    let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
+    let files = folder.pair(&certificate, &key);
+    let sent = || Pair::read(&files, &default_provider()).map(|pair| pair.key.ocsp.clone());
+    assert_eq!(sent().unwrap(), None);
+    let answer = [0x30, 7, 0x0a, 1, 0, 0xa0, 2, 0x30, 0];
+    std::fs::write(files.ocsp(), answer).unwrap();
+    assert_eq!(sent().unwrap().as_deref(), Some(&answer[..]));
+    let refused = [0x30, 3, 0x0a, 1, 6];
+    let mut late = answer;
+    late[4] = 1;
+    for wrong in [&answer[..8], &refused, &late, b"", b"text", &[0; OCSP_MAX_BYTES + 1]] {
+        std::fs::write(files.ocsp(), wrong).unwrap();
+        let error = sent().unwrap_err().to_string();
+        assert!(
+            error.contains("certificate.pem.ocsp is no successful answer"),
+            "{error}"
+        );
+    }
+}
