@@ -175,7 +175,7 @@ impl PairFiles {
 fn read_ocsp(path: &Path) -> Result<Option<Vec<u8>>, BadFile> {
     match read(path, OCSP_MAX_BYTES) {
         Ok((answer, _)) if is_ocsp_answer(&answer) => Ok(Some(answer)),
-        Ok(_) => Err(BadFile::new(path, Why::Ocsp)),
+        Ok(_) | Err(Why::Read(Unreadable::TooLong(_))) => Err(BadFile::new(path, Why::Ocsp)),
         Err(Why::Read(Unreadable::Failed(error))) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(why) => Err(BadFile::new(path, why)),
     }
