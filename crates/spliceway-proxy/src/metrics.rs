@@ -4,8 +4,8 @@
 //! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
 //! ([`Traffic`]). It also adds the counters of the process that has handed over to this one.
 
-mod connect_times;
 mod exposition;
+mod histogram;
 mod process;
 mod samples;
 mod series;
@@ -31,8 +31,8 @@ use crate::access::admission::Admission;
 use crate::kit::outcome::SessionEnd;
 use crate::reach::balance::Balancer;
 use crate::tls::server::Terminator;
-use connect_times::ConnectTimes;
 pub(crate) use exposition::Exposition;
+use histogram::Histogram;
 pub(crate) use process::ProcessMetrics;
 use samples::Labels;
 pub(crate) use samples::Samples;
@@ -47,7 +47,8 @@ const PREFIX: &str = "spliceway";
 /// All metrics of this process.
 pub(crate) struct Metrics {
     started: SystemTime,
-    connect_times: ConnectTimes,
+    connect_times: Histogram,
+    tls_handshake_times: Histogram,
     /// The failures of accept(2) by errno.
     accept_errors: Mutex<BTreeMap<&'static str, u64>>,
     /// The reloads that are in force, and those that were refused.
@@ -70,7 +71,8 @@ impl Metrics {
     pub(crate) fn new(admission: Arc<Admission>, accounts: Arc<Accounts>) -> Self {
         Self {
             started: SystemTime::now(),
-            connect_times: ConnectTimes::default(),
+            connect_times: Histogram::default(),
+            tls_handshake_times: Histogram::default(),
             accept_errors: Mutex::default(),
             reloaded: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -138,6 +140,11 @@ impl Metrics {
         self.connect_times.observe(time);
     }
 
+    /// Records the time of a TLS handshake that has succeeded.
+    pub(crate) fn shook_hands(&self, time: Duration) {
+        self.tls_handshake_times.observe(time);
+    }
+
     pub(crate) fn accept_failed(&self, errno: &'static str) {
         *self.accept_errors.lock().entry(errno).or_insert(0) += 1;
     }
@@ -191,9 +198,16 @@ impl Metrics {
         now.pool();
         now.users(&self.accounts);
         now.backends(&self.balancers.lock());
-        now.tls(&self.terminators.lock());
+        let ends_tls = {
+            let terminators = self.terminators.lock();
+            now.tls(&terminators);
+            !terminators.is_empty()
+        };
         let counters = &mut now.counters;
-        self.connect_times.count(counters);
+        self.connect_times.count(&histogram::CONNECT, counters);
+        if ends_tls {
+            self.tls_handshake_times.count(&histogram::TLS_HANDSHAKE, counters);
+        }
         for (errno, count) in &*self.accept_errors.lock() {
             counters.add("accept_errors", &[("errno", errno)], *count);
         }
@@ -223,7 +237,9 @@ impl Collector for Now {
         encoder
             .encode_descriptor("build", "The running build", None, MetricType::Info)?
             .encode_info(&build)?;
-        connect_times::encode(&self.counters, &mut encoder)?;
+        for names in [&histogram::CONNECT, &histogram::TLS_HANDSHAKE] {
+            histogram::encode(names, &self.counters, &mut encoder)?;
+        }
         self.counters
             .encode(&mut encoder, MetricType::Counter, series::COUNTERS)?;
         self.gauges.encode(&mut encoder, MetricType::Gauge, series::GAUGES)

@@ -13,6 +13,7 @@
 pub(crate) mod certificate;
 pub(crate) mod client;
 pub(crate) mod connect_error;
+pub(crate) mod counts;
 pub(crate) mod folder;
 pub(crate) mod names;
 pub(crate) mod server;

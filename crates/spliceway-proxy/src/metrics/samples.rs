@@ -43,6 +43,11 @@ impl Samples {
         self.0.entry(name.into()).or_default();
     }
 
+    /// Returns whether this name is known.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Adds to a sample. The first call creates it.
     pub(super) fn add(&mut self, name: &'static str, labels: &[(&'static str, &str)], value: u64) {
         let series = self.0.entry(name.into()).or_default();

@@ -39,7 +39,11 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
     ("datagrams_dropped", "Datagrams dropped, by reason"),
     (
         "tls_handshakes",
-        "TLS handshakes that succeeded, by version and by whether a session was resumed",
+        "TLS handshakes with clients that succeeded, by version, resumption and certificate of the client",
+    ),
+    (
+        "tls_handshake_failures",
+        "TLS handshakes with clients that failed, by reason",
     ),
     ("tls_reloads", "Changed certificates that were read again, by result"),
     (
@@ -70,7 +74,12 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
     ),
     (
         "tls_certificate_expires_seconds",
-        "Time at which a certificate ends, in seconds since 1970",
+        "Time at which a certificate ends, in seconds since 1970; of the certificates that end first",
+    ),
+    ("tls_certificates", "Certificates that a service has for its clients"),
+    (
+        "tls_certificates_stale",
+        "1 if the old certificates stay in force, because the changed files cannot be used",
     ),
     ("pipes", "Open pipes, by state"),
     ("pipe_pages", "Memory pages of all open pipes"),
@@ -103,6 +112,10 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
 
 /// The number of sessions that have begun. Metrics do not show it.
 pub(crate) const BEGUN: &str = "sessions";
+
+/// The certificates of a service whose expiry metrics show. With a thousand certificates, those that
+/// end first matter to an alert.
+const EXPIRIES_MAX: usize = 32;
 
 /// What this process counts now.
 #[derive(Debug, Default)]
@@ -212,14 +225,25 @@ impl Now {
         for (service, terminator) in terminators {
             let service = ("service", *service);
             let counts = terminator.counts();
-            for (version, resumed, count) in counts.handshakes() {
-                let labels = [service, ("version", version), ("resumed", resumed)];
+            for (kind, count) in counts.handshakes() {
+                let labels = [
+                    service,
+                    ("version", kind.version),
+                    ("resumed", kind.resumed),
+                    ("client_cert", kind.client_cert),
+                ];
                 counters.add("tls_handshakes", &labels, count);
+            }
+            for (reason, count) in counts.failures() {
+                counters.add("tls_handshake_failures", &[service, ("reason", reason)], count);
             }
             for (result, count) in counts.reloads() {
                 counters.add("tls_reloads", &[service, ("result", result)], count);
             }
-            for (file, valid) in terminator.validities() {
+            gauges.add("tls_certificates", &[service], terminator.pairs().all().len() as u64);
+            let is_stale = terminator.stale().is_some();
+            gauges.add("tls_certificates_stale", &[service], is_stale.into());
+            for (file, valid) in terminator.first_to_expire(EXPIRIES_MAX) {
                 let expires = valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let labels = [service, ("file", &*file)];
                 gauges.add("tls_certificate_expires_seconds", &labels, expires.as_secs());

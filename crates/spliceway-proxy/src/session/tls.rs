@@ -1,6 +1,6 @@
 //! Ends the TLS of an admitted client.
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
 use super::guard::Guard;
@@ -10,6 +10,7 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
+use crate::tls::counts::Failure;
 use crate::tls::server::{HandshakeError, Terminator};
 
 impl Admitted {
@@ -17,16 +18,23 @@ impl Admitted {
     /// on is read in clear text.
     pub(super) async fn end_tls(self, terminator: &Terminator, guard: &Guard) -> Result<Self, Outcome> {
         let limit = guard.service().settings.timeouts.handshake;
+        let (counts, began) = (terminator.counts(), Instant::now());
         let (stream, agreed) = match timeout(limit, terminator.accept(self.client)).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
+                counts.failed(Failure::from(&error));
                 if let HandshakeError::UnknownName(name) = &error {
                     guard.session().facts().server_name = Some(name.clone());
                 }
                 return Err(outcome(&error));
             }
-            Err(_) => return Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
+            Err(_) => {
+                counts.failed(Failure::Timeout);
+                return Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into());
+            }
         };
+        counts.succeeded(&agreed);
+        guard.service().process.metrics.shook_hands(began.elapsed());
         let stream = TlsStream::new(stream);
         let is_truncated = stream.truncation();
         guard.set_tls(TlsFacts { agreed, is_truncated });

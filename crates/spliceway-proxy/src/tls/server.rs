@@ -4,8 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
 use rustls::crypto::CryptoProvider;
@@ -21,6 +20,7 @@ use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
+use super::counts::Counts;
 use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::tickets::Tickets;
@@ -51,15 +51,15 @@ pub(crate) struct Terminator {
     /// their turn, so that a flood of them leaves time for the sessions of all services.
     turns: Semaphore,
     counts: Arc<Counts>,
+    stale: Mutex<Option<Stale>>,
 }
 
-/// What the metrics show about the TLS of a service.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    /// Handshakes that succeeded: TLS 1.2, 1.2 resumed, 1.3, 1.3 resumed.
-    handshakes: [AtomicU64; 4],
-    /// Changed files that were read, and those that could not be used.
-    reloads: [AtomicU64; 2],
+/// The old certificates stay in force.
+#[derive(Debug, Clone)]
+pub(crate) struct Stale {
+    pub(crate) since: SystemTime,
+    /// What is wrong with the changed files.
+    pub(crate) why: Arc<str>,
 }
 
 #[derive(Debug, Clone)]
@@ -77,6 +77,7 @@ pub(crate) struct Agreed {
     pub(crate) name: Option<Box<str>>,
     pub(crate) alpn: Option<Box<str>>,
     pub(crate) is_resumed: bool,
+    pub(crate) has_client_certificate: bool,
 }
 
 /// Why a handshake failed.
@@ -134,6 +135,7 @@ impl Terminator {
             seen,
             turns: turns(),
             counts: Arc::default(),
+            stale: Mutex::default(),
         })
     }
 
@@ -152,6 +154,7 @@ impl Terminator {
             seen: Mutex::new(self.seen.lock().clone()),
             turns: turns(),
             counts: Arc::clone(&before.counts),
+            stale: Mutex::default(),
         }
     }
 
@@ -177,26 +180,52 @@ impl Terminator {
             sleep(LOOK_AGAIN).await;
             let terminator = Arc::clone(&self);
             // A thousand pairs take a blocking thread for a moment, and no worker.
-            match spawn_blocking(move || terminator.look()).await {
-                Ok(None) => {}
-                Ok(Some(Ok(()))) => tracing::info!(service, "read the changed certificates"),
-                Ok(Some(Err(bad))) => tracing::error!(service, "the old certificates stay in force: {bad}"),
-                Err(error) => tracing::error!(service, "the old certificates stay in force: {error}"),
+            if let Err(error) = spawn_blocking(move || terminator.look(service)).await {
+                tracing::error!(service, "the old certificates stay in force: {error}");
             }
         }
     }
 
-    /// Reads the certificates again if a file has changed since the last look.
-    fn look(&self) -> Option<Result<(), BadFile>> {
+    /// Reads the certificates again if a file has changed since the last look, and says what
+    /// follows. If they could not be used, it tries again, because the moment may have been wrong:
+    /// a lack of descriptors, or of memory.
+    fn look(&self, service: &'static str) -> Option<Result<(), BadFile>> {
         let now = self.settings.stamps();
-        if now == *self.seen.lock() {
+        if now == *self.seen.lock() && self.stale().is_none() {
             return None;
         }
         // What changes while the files are read is seen at the next look.
         *self.seen.lock() = now;
         let reloaded = self.reload();
-        self.counts.reloads[usize::from(reloaded.is_err())].fetch_add(1, Ordering::Relaxed);
+        self.tell(service, reloaded.as_ref().err());
         Some(reloaded)
+    }
+
+    /// Counts a reading of changed files and writes its result to the log, unless it failed as the
+    /// one before.
+    fn tell(&self, service: &'static str, fault: Option<&BadFile>) {
+        let fault = fault.map(BadFile::to_string);
+        let mut stale = self.stale.lock();
+        let known = stale.as_ref().map(|stale| &*stale.why);
+        if fault.is_some() && known == fault.as_deref() {
+            return;
+        }
+        self.counts.reloaded(fault.is_none());
+        *stale = fault.map(|why| {
+            tracing::error!(service, "the old certificates stay in force: {why}");
+            Stale {
+                since: stale.as_ref().map_or_else(SystemTime::now, |stale| stale.since),
+                why: why.into(),
+            }
+        });
+        if stale.is_none() {
+            tracing::info!(service, "read the changed certificates");
+        }
+    }
+
+    /// Returns since when the old certificates stay in force, although the files have changed.
+    pub(crate) fn stale(&self) -> Option<Stale> {
+        self.stale.lock().clone()
     }
 
     /// Returns the keys of tickets, with which clients resume their sessions.
@@ -213,13 +242,15 @@ impl Terminator {
         Arc::clone(&self.in_force.read().pairs)
     }
 
-    /// Returns when the certificate in each file is valid.
-    pub(crate) fn validities(&self) -> Vec<(String, Validity)> {
+    /// Returns the certificates that end first, each with its file. There are at most `max`.
+    pub(crate) fn first_to_expire(&self, max: usize) -> Vec<(String, Validity)> {
         let pairs = self.pairs();
-        let pairs = pairs.all().iter();
-        pairs
-            .map(|pair| (pair.file.display().to_string(), pair.valid))
-            .collect()
+        let mut all: Vec<_> = pairs.all().iter().map(|pair| (&pair.file, pair.valid)).collect();
+        all.sort_by_key(|(file, valid)| (valid.to, *file));
+        // A file may be in several pairs.
+        all.dedup_by_key(|(file, _)| *file);
+        let first = all.into_iter().take(max);
+        first.map(|(file, valid)| (file.display().to_string(), valid)).collect()
     }
 
     /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
@@ -256,8 +287,8 @@ impl Terminator {
             name,
             alpn: alpn.map(Box::from),
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
+            has_client_certificate: session.peer_certificates().is_some(),
         };
-        self.counts.succeeded(&agreed);
         Ok((stream, agreed))
     }
 }
@@ -288,31 +319,6 @@ where
                 return Err(HandshakeError::Tls(error));
             }
         }
-    }
-}
-
-impl Counts {
-    fn succeeded(&self, agreed: &Agreed) {
-        let kind = usize::from(agreed.version == "1.3") * 2 + usize::from(agreed.is_resumed);
-        self.handshakes[kind].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the handshakes that succeeded, by version and whether a session was resumed.
-    pub(crate) fn handshakes(&self) -> [(&'static str, &'static str, u64); 4] {
-        let kinds = [("1.2", "no"), ("1.2", "yes"), ("1.3", "no"), ("1.3", "yes")];
-        std::array::from_fn(|kind| {
-            let (version, resumed) = kinds[kind];
-            (version, resumed, self.handshakes[kind].load(Ordering::Relaxed))
-        })
-    }
-
-    /// Returns how often changed files were read, by result.
-    pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
-        let [ok, failed] = &self.reloads;
-        [
-            ("ok", ok.load(Ordering::Relaxed)),
-            ("failed", failed.load(Ordering::Relaxed)),
-        ]
     }
 }
 

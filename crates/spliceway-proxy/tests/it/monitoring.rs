@@ -8,11 +8,14 @@ use spliceway_net::has_tool;
 
 use crate::accept::exhausted;
 use crate::harness::{Program, contrib};
+use crate::tls::client::Pair;
 
 /// Returns the answer of a program that has served and refused clients, so that it exports every
 /// metric.
 fn exposition() -> String {
-    let mut program = Program::socks5(&["--handshake-timeout", "1h"]);
+    let pair = Pair::new(&["a.test"]);
+    let arguments = [&["--handshake-timeout", "1h"], &pair.arguments()[..]].concat();
+    let mut program = Program::socks5(&arguments);
     let clients = exhausted(&mut program);
     program.limit_descriptors(1000);
     program.await_sum("spliceway_accept_errors_total", &[], 1);

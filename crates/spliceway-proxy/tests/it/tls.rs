@@ -1,12 +1,13 @@
 //! A service that ends the TLS of its clients.
 
-mod client;
+pub(crate) mod client;
 mod distrust;
 mod folder;
 mod hostile;
 mod originate;
 mod relayed;
 mod renewed;
+mod seen;
 mod server;
 mod upstream;
 

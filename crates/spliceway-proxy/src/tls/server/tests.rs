@@ -250,34 +250,35 @@ async fn a_look_finds_files_that_came_changed_or_went() {
             .flat_map(|pair| pair.names.clone())
             .collect()
     };
-    assert!(terminator.look().is_none());
+    assert!(terminator.look("web").is_none());
     let both = |name: &str| {
         let (certificate, key) = made_pem(&[name], &PKCS_ECDSA_P256_SHA256);
         certificate + &key
     };
     folder.write("b.pem", &both("b.test"));
-    terminator.look().unwrap().unwrap();
+    terminator.look("web").unwrap().unwrap();
     assert_eq!(names(&terminator), ["a.test".into(), "b.test".into()]);
     folder.write("b.pem", &both("other.test"));
-    terminator.look().unwrap().unwrap();
+    terminator.look("web").unwrap().unwrap();
     assert_eq!(names(&terminator), ["a.test".into(), "other.test".into()]);
     // One broken pair refuses all that has changed.
     folder.write("a.crt", "");
     folder.write("c.pem", &both("c.test"));
     assert!(
         terminator
-            .look()
+            .look("web")
             .unwrap()
             .unwrap_err()
             .to_string()
             .contains("a.crt has no certificate")
     );
     assert_eq!(names(&terminator), ["a.test".into(), "other.test".into()]);
-    assert!(terminator.look().is_none());
+    // Another look finds the same fault, which counts once.
+    terminator.look("web").unwrap().unwrap_err();
     for gone in ["a.crt", "a.key"] {
         std::fs::remove_file(folder.path().join(gone)).unwrap();
     }
-    terminator.look().unwrap().unwrap();
+    terminator.look("web").unwrap().unwrap();
     assert_eq!(names(&terminator), ["other.test".into(), "c.test".into()]);
     assert_eq!(terminator.counts().reloads(), [("ok", 3), ("failed", 1)]);
     for gone in ["b.pem", "c.pem"] {
@@ -285,10 +286,34 @@ async fn a_look_finds_files_that_came_changed_or_went() {
     }
     assert!(
         terminator
-            .look()
+            .look("web")
             .unwrap()
             .unwrap_err()
             .to_string()
             .contains("expected NAME.pem")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
+    let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
+    let terminator = Arc::new(terminator);
+    let key = std::fs::read_to_string(&terminator.settings.pairs[0].key).unwrap();
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("web"));
+    let after_a_look = || sleep(LOOK_AGAIN + Duration::from_secs(1));
+    after_a_look().await;
+    assert!(terminator.stale().is_none());
+    folder.write("key.pem", "broken");
+    after_a_look().await;
+    let stale = terminator.stale().unwrap();
+    assert!(stale.why.contains("has no private key"), "{}", stale.why);
+    // The next look finds the same fault, and counts nothing.
+    after_a_look().await;
+    assert_eq!(terminator.stale().unwrap().since, stale.since);
+    assert_eq!(terminator.counts().reloads(), [("ok", 0), ("failed", 1)]);
+    folder.write("key.pem", &key);
+    after_a_look().await;
+    assert!(terminator.stale().is_none());
+    assert_eq!(terminator.counts().reloads(), [("ok", 1), ("failed", 1)]);
+    watch.abort();
 }

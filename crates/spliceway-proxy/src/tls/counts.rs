@@ -1,0 +1,213 @@
+//! What metrics show about the TLS of a service.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustls::{AlertDescription, Error};
+
+use super::server::{Agreed, HandshakeError};
+
+/// What metrics show about the TLS of a service.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Handshakes that succeeded. Each bit of the position is one answer: whether the version is
+    /// 1.3, whether a session was resumed, and whether the client has shown a certificate.
+    handshakes: [AtomicU64; 8],
+    /// Handshakes that failed, in the order of [`Failure::ALL`].
+    failures: [AtomicU64; Failure::ALL.len()],
+    /// Changed files that were read, and those that could not be used.
+    reloads: [AtomicU64; 2],
+}
+
+/// The labels of handshakes that succeeded.
+pub(crate) struct Kind {
+    pub(crate) version: &'static str,
+    pub(crate) resumed: &'static str,
+    pub(crate) client_cert: &'static str,
+}
+
+/// Why a handshake failed. There are few reasons, because each has a series for each service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The client has closed the connection.
+    Closed,
+    Timeout,
+    /// The client does not speak TLS, or sends a malformed message.
+    Malformed,
+    /// Client and service share no version, suite or protocol.
+    NothingInCommon,
+    /// No certificate has the name that the client states.
+    UnknownName,
+    /// The client does not accept the certificate.
+    CertificateRefused,
+    /// The client ends the handshake for another reason.
+    Alert,
+    /// The client shows no certificate, and must.
+    NoClientCert,
+    /// The client shows a certificate that is not accepted.
+    ClientCert,
+    Other,
+}
+
+impl Failure {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Closed,
+        Self::Timeout,
+        Self::Malformed,
+        Self::NothingInCommon,
+        Self::UnknownName,
+        Self::CertificateRefused,
+        Self::Alert,
+        Self::NoClientCert,
+        Self::ClientCert,
+        Self::Other,
+    ];
+
+    /// Returns the value of `reason` in metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Timeout => "timeout",
+            Self::Malformed => "malformed",
+            Self::NothingInCommon => "nothing_in_common",
+            Self::UnknownName => "unknown_name",
+            Self::CertificateRefused => "certificate_refused",
+            Self::Alert => "alert",
+            Self::NoClientCert => "no_client_cert",
+            Self::ClientCert => "client_cert",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl From<&HandshakeError> for Failure {
+    fn from(error: &HandshakeError) -> Self {
+        match error {
+            HandshakeError::Gone | HandshakeError::Failed(_) => Self::Closed,
+            HandshakeError::LongHello => Self::Malformed,
+            HandshakeError::UnknownName(_) => Self::UnknownName,
+            HandshakeError::Alert(alert) => of_alert(*alert),
+            HandshakeError::Tls(error) => match error {
+                Error::InvalidMessage(_)
+                | Error::InappropriateMessage { .. }
+                | Error::InappropriateHandshakeMessage { .. }
+                | Error::PeerMisbehaved(_)
+                | Error::PeerSentOversizedRecord
+                | Error::DecryptError => Self::Malformed,
+                Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::NothingInCommon,
+                Error::NoCertificatesPresented => Self::NoClientCert,
+                Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => Self::ClientCert,
+                _ => Self::Other,
+            },
+        }
+    }
+}
+
+fn of_alert(alert: AlertDescription) -> Failure {
+    match alert {
+        AlertDescription::NoCertificate
+        | AlertDescription::BadCertificate
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::CertificateRevoked
+        | AlertDescription::CertificateExpired
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::UnknownCA
+        | AlertDescription::BadCertificateStatusResponse => Failure::CertificateRefused,
+        AlertDescription::ProtocolVersion
+        | AlertDescription::InsufficientSecurity
+        | AlertDescription::NoApplicationProtocol => Failure::NothingInCommon,
+        AlertDescription::UserCanceled | AlertDescription::CloseNotify => Failure::Closed,
+        _ => Failure::Alert,
+    }
+}
+
+impl Counts {
+    pub(crate) fn succeeded(&self, agreed: &Agreed) {
+        let bits = [
+            agreed.version == "1.3",
+            agreed.is_resumed,
+            agreed.has_client_certificate,
+        ];
+        let position = bits.iter().fold(0, |position, bit| position * 2 + usize::from(*bit));
+        self.handshakes[position].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn failed(&self, failure: Failure) {
+        self.failures[failure as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn reloaded(&self, is_in_force: bool) {
+        self.reloads[usize::from(!is_in_force)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the handshakes that succeeded.
+    pub(crate) fn handshakes(&self) -> [(Kind, u64); 8] {
+        let yes = |position: usize, bit: usize| if position >> bit & 1 == 1 { "yes" } else { "no" };
+        std::array::from_fn(|position| {
+            let kind = Kind {
+                version: if yes(position, 2) == "yes" { "1.3" } else { "1.2" },
+                resumed: yes(position, 1),
+                client_cert: yes(position, 0),
+            };
+            (kind, self.handshakes[position].load(Ordering::Relaxed))
+        })
+    }
+
+    /// Returns the handshakes that failed, by reason.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failures.iter().map(|count| count.load(Ordering::Relaxed));
+        Failure::ALL.map(Failure::as_str).into_iter().zip(counts)
+    }
+
+    /// Returns how often changed files were read, by result.
+    pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
+        let [ok, failed] = &self.reloads;
+        [
+            ("ok", ok.load(Ordering::Relaxed)),
+            ("failed", failed.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_handshake_has_one_place() {
+        let counts = Counts::default();
+        let answers = [false, true];
+        for version in ["1.2", "1.3"] {
+            for is_resumed in answers {
+                for has_client_certificate in answers {
+                    counts.succeeded(&Agreed {
+                        version,
+                        is_resumed,
+                        has_client_certificate,
+                        cipher: "",
+                        name: None,
+                        alpn: None,
+                    });
+                }
+            }
+        }
+        assert!(counts.handshakes().iter().all(|(_, count)| *count == 1));
+        let (kind, _) = &counts.handshakes()[5];
+        assert_eq!((kind.version, kind.resumed, kind.client_cert), ("1.3", "no", "yes"));
+    }
+
+    #[test]
+    fn each_failure_is_counted_under_its_own_reason() {
+        let counts = Counts::default();
+        for (times, failure) in Failure::ALL.into_iter().enumerate() {
+            (0..times).for_each(|_| counts.failed(failure));
+        }
+        let seen: Vec<_> = counts.failures().collect();
+        for (times, failure) in Failure::ALL.into_iter().enumerate() {
+            assert_eq!(seen[times], (failure.as_str(), times as u64));
+        }
+        let unknown = HandshakeError::Alert(AlertDescription::UnknownCA);
+        assert_eq!(Failure::from(&unknown), Failure::CertificateRefused);
+        let none = HandshakeError::Tls(Error::NoCertificatesPresented);
+        assert_eq!(Failure::from(&none), Failure::NoClientCert);
+    }
+}

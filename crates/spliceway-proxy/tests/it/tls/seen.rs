@@ -1,0 +1,72 @@
+//! What operators see of TLS.
+
+use crate::harness::{Program, connect, echo};
+use std::io::Write;
+
+use super::client::{Client, Config, Pair, TLS12, TLS13};
+
+const HANDSHAKES: &str = "spliceway_tls_handshakes_total";
+const FAILURES: &str = "spliceway_tls_handshake_failures_total";
+
+#[test]
+fn handshakes_are_counted_by_what_they_agree_on_and_by_failure() {
+    let pair = Pair::new(&["a.test"]);
+    let arguments = [&["--tls-unknown-name", "refuse"], &pair.arguments()[..]].concat();
+    let program = Program::forward(echo("127.0.0.1:0"), &arguments);
+    let answer = program.get("/metrics");
+    for series in [
+        "spliceway_tls_handshakes_total{service=\"forward\",version=\"1.3\",resumed=\"no\",client_cert=\"no\"} 0\n",
+        "spliceway_tls_handshake_failures_total{service=\"forward\",reason=\"timeout\"} 0\n",
+        "spliceway_tls_handshake_seconds_count 0\n",
+        "spliceway_tls_certificates{service=\"forward\"} 1\n",
+        "spliceway_tls_certificates_stale{service=\"forward\"} 0\n",
+    ] {
+        assert!(answer.contains(series), "{series}{answer}");
+    }
+    for versions in [TLS12, TLS13] {
+        let config = Config::new(&pair).versions(versions);
+        for _ in 0..2 {
+            let mut client = Client::connect(&program, &config).unwrap();
+            assert_eq!(client.exchange(b"abc").unwrap(), b"abc");
+        }
+    }
+    for labels in [
+        ["version=\"1.2\"", "resumed=\"no\""],
+        ["version=\"1.2\"", "resumed=\"yes\""],
+        ["version=\"1.3\"", "resumed=\"no\""],
+        ["version=\"1.3\"", "resumed=\"yes\""],
+    ] {
+        assert_eq!(program.sum(HANDSHAKES, &labels), 1, "{labels:?}");
+    }
+    assert_eq!(program.sum("spliceway_tls_handshake_seconds_count", &[]), 4);
+    assert_eq!(program.sum(FAILURES, &[]), 0);
+    // The client expects another name, states an unknown one, speaks no TLS, or leaves.
+    let other = Config::new(&pair).name(Some("c.test")).name(None);
+    let unknown = Config::anything().name(Some("b.test"));
+    assert!(Client::connect(&program, &other).is_err());
+    assert!(Client::connect(&program, &unknown).is_err());
+    connect(program.address).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    drop(connect(program.address));
+    for reason in ["certificate_refused", "unknown_name", "malformed", "closed"] {
+        program.await_sum(FAILURES, &[&format!("reason=\"{reason}\"")], 1);
+    }
+    assert_eq!(program.sum(FAILURES, &[]), 4);
+    assert_eq!(program.sum(HANDSHAKES, &[]), 4);
+}
+
+#[test]
+fn metrics_show_the_certificates_that_end_first() {
+    let pairs: Vec<_> = (0..40).map(|_| Pair::new(&["a.test"])).collect();
+    let arguments: Vec<_> = pairs.iter().flat_map(Pair::arguments).collect();
+    let program = Program::forward(echo("127.0.0.1:0"), &arguments);
+    let answer = program.get("/metrics");
+    let series = "\nspliceway_tls_certificate_expires_seconds{service=\"forward\",file=\"";
+    assert_eq!(answer.matches(series).count(), 32, "{answer}");
+    assert_eq!(program.sum("spliceway_tls_certificates", &[]), 40);
+}
+
+#[test]
+fn a_program_without_tls_has_no_series_about_it() {
+    let answer = Program::forward(echo("127.0.0.1:0"), &[]).get("/metrics");
+    assert!(!answer.contains("tls"), "{answer}");
+}
