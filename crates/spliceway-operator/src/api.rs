@@ -76,6 +76,32 @@ pub struct ServiceStatus {
     /// Clients that wait for a backend.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: u64,
+    /// `None` if clients speak no TLS to the service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsStatus>,
+}
+
+/// The certificates of a service.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TlsStatus {
+    pub certificates: u64,
+    /// The certificate that ends first: its file, when it ends, and the time until then. The time
+    /// is negative afterwards.
+    pub file: String,
+    pub expires: String,
+    pub expires_in_seconds: i64,
+    /// The changed files that cannot be used, so that the old certificates stay in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<StaleStatus>,
+}
+
+/// Why and since when changed certificates are not in force.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StaleStatus {
+    pub since: String,
+    pub why: String,
 }
 
 /// One of several backends of a forwarder.
@@ -192,6 +218,8 @@ pub struct SessionView {
     pub protocol: Option<String>,
     /// The name of a server that a TLS client stated.
     pub sni: Option<String>,
+    /// The version of TLS, if the program ends the TLS of the client.
+    pub tls: Option<String>,
     pub target: Option<String>,
     pub dialled: Option<String>,
     pub started: String,

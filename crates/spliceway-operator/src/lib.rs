@@ -9,6 +9,7 @@ mod client;
 mod orders;
 mod status;
 pub mod text;
+mod tls;
 mod top;
 mod users;
 

@@ -9,6 +9,7 @@ use hyper::Method;
 use crate::api::{Rates, ServiceStatus, Status};
 use crate::client::{self, Error, PATIENCE};
 use crate::text::{bytes, is_harmful, percent, time};
+use crate::tls;
 use crate::users;
 
 /// Returns the status for people or as JSON, and whether the program is ready.
@@ -116,6 +117,9 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
             .listen
             .iter()
             .try_for_each(|address| writeln!(text, "  on {address}"))?;
+        if let Some(tls) = &service.tls {
+            tls::lines(text, tls)?;
+        }
         backends(text, service)?;
     }
     Ok(())

@@ -12,6 +12,7 @@ use super::model::{Mode, Model, Row};
 use crate::api::SessionView;
 use crate::status::{fallbacks, share, uptime};
 use crate::text::{bytes, percent, time};
+use crate::tls::{self, Urgency};
 
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;
@@ -25,14 +26,17 @@ const HEAD: Style = Style::new().add_modifier(Modifier::REVERSED);
 struct Shown {
     /// The share of a quota that the session's user has used, if there is such a user.
     quota: bool,
+    /// The version of TLS, if a session has one.
+    tls: bool,
     /// The idle time and the user.
     more: bool,
 }
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
-    let [head, table, foot] =
-        Layout::vertical([Constraint::Length(4), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
-    frame.render_widget(Paragraph::new(summary(model)), head);
+    let summary = summary(model);
+    let height = Constraint::Length(summary.len().try_into().unwrap_or(u16::MAX));
+    let [head, table, foot] = Layout::vertical([height, Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
+    frame.render_widget(Paragraph::new(summary), head);
     sessions(frame, table, model);
     frame.render_widget(Paragraph::new(keys(model)), foot);
 }
@@ -47,7 +51,7 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
     let state = Span::styled(format!("{}, {ready}", status.state), Style::new().fg(color));
     let uptime = uptime(status);
     let rates = &status.rates;
-    vec![
+    let mut lines = vec![
         Line::from(vec![
             Span::styled(format!("spliceway {}", status.version), BOLD),
             Span::raw("  "),
@@ -71,13 +75,23 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
             status.limits.pipe_pages,
             fallbacks(status)
         )),
-        Line::default(),
-    ]
+    ];
+    lines.extend(tls::summary(&status.services).map(|(text, urgency)| {
+        let style = match urgency {
+            Urgency::None => Style::new(),
+            Urgency::Soon => Style::new().fg(Color::Yellow),
+            Urgency::Now => Style::new().fg(Color::Red),
+        };
+        Line::styled(text, style)
+    }));
+    lines.push(Line::default());
+    lines
 }
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     let shown = Shown {
         quota: model.rows.iter().any(|row| row.session.quota_used.is_some()),
+        tls: model.rows.iter().any(|row| row.session.tls.is_some()),
         more: area.width >= WIDE,
     };
     let mut columns = vec![
@@ -91,6 +105,9 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     ];
     if shown.quota {
         columns.push(("QUOTA", Constraint::Length(5), true));
+    }
+    if shown.tls {
+        columns.push(("TLS", Constraint::Length(3), false));
     }
     if shown.more {
         columns.extend([
@@ -141,6 +158,9 @@ fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
     if shown.quota {
         let used = session.quota_used.map(|used| percent(used, 1.0));
         cells.push(cell(used.unwrap_or_else(|| "-".to_owned()), true));
+    }
+    if shown.tls {
+        cells.push(cell(session.tls.clone().unwrap_or_else(|| "-".to_owned()), false));
     }
     if shown.more {
         cells.push(cell(session.idle_ms.map_or_else(|| "-".to_owned(), millis), true));
@@ -200,7 +220,7 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::api::{Fallback, Limits, Pipes, Rates, SessionCounts, Status};
+    use crate::api::{Fallback, Limits, Pipes, Rates, ServiceStatus, SessionCounts, Status, TlsStatus};
     use crate::top::model::Update;
 
     /// Two answers, one second after another. The last two sessions do not relay yet.
@@ -314,6 +334,32 @@ mod tests {
         for (start, end) in [("1201 ", " 88 %"), ("1202 ", "100 %"), ("1203 ", "15m15s     -")] {
             assert!(line(start).ends_with(end), "{screen}");
         }
+    }
+
+    #[test]
+    fn a_screen_with_tls_shows_versions_and_when_certificates_end() {
+        let mut model = model();
+        model.rows[0].session.tls = Some("1.3".to_owned());
+        model.status.services = vec![ServiceStatus {
+            tls: Some(TlsStatus {
+                certificates: 2,
+                expires: "2027-01-12T00:00:00Z".to_owned(),
+                expires_in_seconds: 47 * 86_400,
+                ..TlsStatus::default()
+            }),
+            ..ServiceStatus::default()
+        }];
+        let screen = drawn(&mut model, 80, 24);
+        let line = |start: &str| screen.lines().find(|line| line.starts_with(start)).unwrap();
+        assert_eq!(
+            line("tls "),
+            "tls 2 certificates, the first ends in 47 days (2027-01-12)"
+        );
+        assert!(line("ID ").ends_with("   AGE TLS"), "{screen}");
+        assert!(
+            line("1201 ").ends_with(" 1.3") && line("1202 ").ends_with(" -"),
+            "{screen}"
+        );
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Overview {
         for service in &mut status.services {
             service.listen.clear();
             service.backends.clear();
+            service.tls = None;
         }
         status
     }
@@ -253,6 +254,7 @@ fn service(served: &Served, counts: api::ServiceStatus) -> api::ServiceStatus {
             .balancer
             .as_ref()
             .map_or(0, |balancer| balancer.waiting() as u64),
+        tls: service.tls.as_deref().map(view::tls),
         ..counts
     }
 }

@@ -239,6 +239,11 @@ impl Facts {
         self.closed
     }
 
+    /// Returns the version of TLS, if the program ends the TLS of the client.
+    pub(crate) fn tls_version(&self) -> Option<&'static str> {
+        self.tls.as_ref().map(|tls| tls.agreed.version)
+    }
+
     fn cut(&self) {
         if let Some(task) = &self.task {
             task.abort();

@@ -11,7 +11,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
 use rustls::version::{TLS12, TLS13};
-use rustls::{AlertDescription, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
+use rustls::{AlertDescription, CipherSuite, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -283,7 +283,7 @@ impl Terminator {
                 Some(ProtocolVersion::TLSv1_3) => "1.3",
                 _ => "1.2",
             },
-            cipher: suite.and_then(|suite| suite.as_str()).unwrap_or_default(),
+            cipher: suite.map_or("", iana_name),
             name,
             alpn: alpn.map(Box::from),
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
@@ -319,6 +319,17 @@ where
                 return Err(HandshakeError::Tls(error));
             }
         }
+    }
+}
+
+/// Returns the name in the registry of IANA, which other programs show. rustls has names of its own
+/// for the suites of TLS 1.3.
+fn iana_name(suite: CipherSuite) -> &'static str {
+    match suite {
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => "TLS_AES_128_GCM_SHA256",
+        CipherSuite::TLS13_AES_256_GCM_SHA384 => "TLS_AES_256_GCM_SHA384",
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => "TLS_CHACHA20_POLY1305_SHA256",
+        suite => suite.as_str().unwrap_or_default(),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use spliceway_operator::api::SessionView;
+use spliceway_operator::api::{SessionView, StaleStatus, TlsStatus};
 use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
 use crate::kit::clock;
 use crate::session::{Phase, Session};
+use crate::tls::server::Terminator;
 
 /// Returns what the operator sees of a session.
 pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
@@ -39,6 +40,7 @@ pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
             .and_then(|entered| entered.account().quota_used()),
         protocol: facts.protocol.map(Spoken::name).map(str::to_owned),
         sni: facts.server_name.as_deref().map(str::to_owned),
+        tls: facts.tls_version().map(str::to_owned),
         target: facts.target.as_ref().map(ToString::to_string),
         dialled: facts.dialled.map(|address| address.to_string()),
         started: when(SystemTime::now().checked_sub(duration)),
@@ -52,6 +54,29 @@ pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
         spliced_down: relayed.b_to_a.spliced,
         fallback_up: relayed.a_to_b.fallback.map(|reason| reason.to_string()),
         fallback_down: relayed.b_to_a.fallback.map(|reason| reason.to_string()),
+    }
+}
+
+/// Returns what the operator sees of the certificates of a service.
+pub(crate) fn tls(terminator: &Terminator) -> TlsStatus {
+    let first = terminator.first_to_expire(1).pop();
+    let (file, expires) = first.map_or_else(
+        || (String::new(), SystemTime::UNIX_EPOCH),
+        |(file, valid)| (file, valid.to),
+    );
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    TlsStatus {
+        certificates: terminator.pairs().all().len() as u64,
+        file,
+        expires: clock::rfc3339_seconds(expires).to_string(),
+        expires_in_seconds: match expires.duration_since(SystemTime::now()) {
+            Ok(time) => seconds(time),
+            Err(past) => -seconds(past.duration()),
+        },
+        stale: terminator.stale().map(|stale| StaleStatus {
+            since: clock::rfc3339_seconds(stale.since).to_string(),
+            why: stale.why.to_string(),
+        }),
     }
 }
 

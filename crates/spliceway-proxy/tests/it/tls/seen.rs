@@ -1,5 +1,6 @@
 //! What operators see of TLS.
 
+use crate::admin::Socket;
 use crate::harness::{Program, connect, echo};
 use std::io::Write;
 
@@ -69,4 +70,31 @@ fn metrics_show_the_certificates_that_end_first() {
 fn a_program_without_tls_has_no_series_about_it() {
     let answer = Program::forward(echo("127.0.0.1:0"), &[]).get("/metrics");
     assert!(!answer.contains("tls"), "{answer}");
+}
+
+#[test]
+fn the_status_shows_certificates_and_the_sessions_their_version() {
+    let (pair, socket) = (Pair::new(&["a.test"]), Socket::new());
+    let address = socket.address();
+    let arguments = [&["--admin", &address], &pair.arguments()[..]].concat();
+    let program = Program::forward(echo("127.0.0.1:0"), &arguments);
+    let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS12)).unwrap();
+    client.send(b"abc");
+    assert_eq!(client.receive(3), b"abc");
+    let (_, status) = socket.ask("GET", "/v1/status");
+    let tls = &status["services"][0]["tls"];
+    assert_eq!(
+        (&tls["certificates"], &tls["file"]),
+        (&1.into(), &pair.certificate.path().into())
+    );
+    // The certificates of the tests end in the year 4096.
+    assert_eq!(tls["expires"], "4096-01-01T00:00:00Z");
+    assert!(
+        tls["expires_in_seconds"].as_i64().unwrap() > 0 && tls["stale"].is_null(),
+        "{tls}"
+    );
+    let (_, page) = socket.ask("GET", "/v1/sessions");
+    assert_eq!(page["sessions"][0]["tls"], "1.2");
+    let text = String::from_utf8(socket.command(&["status"]).stdout).unwrap();
+    assert!(text.contains("\n  TLS: 1 certificate, it ends in "), "{text}");
 }
