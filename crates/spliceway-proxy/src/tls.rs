@@ -14,6 +14,7 @@ pub(crate) mod certificate;
 pub(crate) mod client;
 pub(crate) mod connect_error;
 pub(crate) mod counts;
+mod failure;
 pub(crate) mod folder;
 pub(crate) mod names;
 pub(crate) mod server;

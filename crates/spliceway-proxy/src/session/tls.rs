@@ -33,7 +33,7 @@ impl Admitted {
                 return Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into());
             }
         };
-        counts.succeeded(&agreed);
+        terminator.succeeded(&agreed);
         guard.service().process.metrics.shook_hands(began.elapsed());
         let stream = TlsStream::new(stream);
         let is_truncated = stream.truncation();

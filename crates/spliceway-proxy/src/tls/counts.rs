@@ -2,10 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustls::{AlertDescription, Error};
-
-use super::server::{Agreed, HandshakeError};
-
 /// What metrics show about the TLS of a service.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -79,55 +75,11 @@ impl Failure {
     }
 }
 
-impl From<&HandshakeError> for Failure {
-    fn from(error: &HandshakeError) -> Self {
-        match error {
-            HandshakeError::Gone | HandshakeError::Failed(_) => Self::Closed,
-            HandshakeError::LongHello => Self::Malformed,
-            HandshakeError::UnknownName(_) => Self::UnknownName,
-            HandshakeError::Alert(alert) => of_alert(*alert),
-            HandshakeError::Tls(error) => match error {
-                Error::InvalidMessage(_)
-                | Error::InappropriateMessage { .. }
-                | Error::InappropriateHandshakeMessage { .. }
-                | Error::PeerMisbehaved(_)
-                | Error::PeerSentOversizedRecord
-                | Error::DecryptError => Self::Malformed,
-                Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::NothingInCommon,
-                Error::NoCertificatesPresented => Self::NoClientCert,
-                Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => Self::ClientCert,
-                _ => Self::Other,
-            },
-        }
-    }
-}
-
-fn of_alert(alert: AlertDescription) -> Failure {
-    match alert {
-        AlertDescription::NoCertificate
-        | AlertDescription::BadCertificate
-        | AlertDescription::UnsupportedCertificate
-        | AlertDescription::CertificateRevoked
-        | AlertDescription::CertificateExpired
-        | AlertDescription::CertificateUnknown
-        | AlertDescription::UnknownCA
-        | AlertDescription::BadCertificateStatusResponse => Failure::CertificateRefused,
-        AlertDescription::ProtocolVersion
-        | AlertDescription::InsufficientSecurity
-        | AlertDescription::NoApplicationProtocol => Failure::NothingInCommon,
-        AlertDescription::UserCanceled | AlertDescription::CloseNotify => Failure::Closed,
-        _ => Failure::Alert,
-    }
-}
-
 impl Counts {
-    pub(crate) fn succeeded(&self, agreed: &Agreed) {
-        let bits = [
-            agreed.version == "1.3",
-            agreed.is_resumed,
-            agreed.has_client_certificate,
-        ];
-        let position = bits.iter().fold(0, |position, bit| position * 2 + usize::from(*bit));
+    /// Counts a handshake by its answers, in the order of the bits.
+    pub(super) fn succeeded(&self, answers: [bool; 3]) {
+        let bits = answers.into_iter().map(usize::from);
+        let position = bits.fold(0, |position, bit| position * 2 + bit);
         self.handshakes[position].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -175,20 +127,8 @@ mod tests {
     #[test]
     fn each_handshake_has_one_place() {
         let counts = Counts::default();
-        let answers = [false, true];
-        for version in ["1.2", "1.3"] {
-            for is_resumed in answers {
-                for has_client_certificate in answers {
-                    counts.succeeded(&Agreed {
-                        version,
-                        is_resumed,
-                        has_client_certificate,
-                        cipher: "",
-                        name: None,
-                        alpn: None,
-                    });
-                }
-            }
+        for position in 0..8 {
+            counts.succeeded([position & 4 > 0, position & 2 > 0, position & 1 > 0]);
         }
         assert!(counts.handshakes().iter().all(|(_, count)| *count == 1));
         let (kind, _) = &counts.handshakes()[5];
@@ -205,9 +145,5 @@ mod tests {
         for (times, failure) in Failure::ALL.into_iter().enumerate() {
             assert_eq!(seen[times], (failure.as_str(), times as u64));
         }
-        let unknown = HandshakeError::Alert(AlertDescription::UnknownCA);
-        assert_eq!(Failure::from(&unknown), Failure::CertificateRefused);
-        let none = HandshakeError::Tls(Error::NoCertificatesPresented);
-        assert_eq!(Failure::from(&none), Failure::NoClientCert);
     }
 }

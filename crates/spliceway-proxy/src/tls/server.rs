@@ -233,6 +233,13 @@ impl Terminator {
         &self.tickets
     }
 
+    /// Counts a handshake that has succeeded.
+    pub(crate) fn succeeded(&self, agreed: &Agreed) {
+        let is_13 = agreed.version == "1.3";
+        self.counts
+            .succeeded([is_13, agreed.is_resumed, agreed.has_client_certificate]);
+    }
+
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
     }

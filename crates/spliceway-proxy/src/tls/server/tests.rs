@@ -300,6 +300,7 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     let terminator = Arc::new(terminator);
     let key = std::fs::read_to_string(&terminator.settings.pairs[0].key).unwrap();
     let watch = tokio::spawn(Arc::clone(&terminator).watch("web"));
+    // Sleeps because the paused clock of the test then passes the next look.
     let after_a_look = || sleep(LOOK_AGAIN + Duration::from_secs(1));
     after_a_look().await;
     assert!(terminator.stale().is_none());
