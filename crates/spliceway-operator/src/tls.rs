@@ -46,7 +46,7 @@ pub(crate) fn summary(services: &[ServiceStatus]) -> Option<(String, Urgency)> {
     );
     let mut urgency = match first.expires_in_seconds {
         ..=0 => Urgency::Now,
-        ..SOON => Urgency::Soon,
+        1..SOON => Urgency::Soon,
         _ => Urgency::None,
     };
     let stale: Vec<_> = all()

@@ -240,7 +240,7 @@ impl Now {
             for (result, count) in counts.reloads() {
                 counters.add("tls_reloads", &[service, ("result", result)], count);
             }
-            gauges.add("tls_certificates", &[service], terminator.pairs().all().len() as u64);
+            gauges.add("tls_certificates", &[service], terminator.certificates() as u64);
             let is_stale = terminator.stale().is_some();
             gauges.add("tls_certificates_stale", &[service], is_stale.into());
             for (file, valid) in terminator.first_to_expire(EXPIRIES_MAX) {

@@ -273,11 +273,11 @@ impl BadFile {
     }
 }
 
-impl Display for BadFile {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+impl BadFile {
+    /// Describes a fault of a folder.
+    fn fmt_folder(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let file = self.file.display();
         match &self.why {
-            Why::Read(error) => write!(f, "cannot read {file}: {error}"),
             Why::TooMany => write!(
                 f,
                 "{file} has more than {PAIRS_MAX} certificates: spread them over several services"
@@ -290,11 +290,21 @@ impl Display for BadFile {
                     "{file} is the key of no certificate: expected {name}.pem, {name}.crt or {name}.cert beside it"
                 )
             }
-            Why::Empty => write!(
+            _ => write!(
                 f,
                 "{file} has no certificate: expected NAME.pem, NAME.crt or NAME.cert, with its key in NAME.key or in \
                  the same file"
             ),
+        }
+    }
+}
+
+impl Display for BadFile {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let file = self.file.display();
+        match &self.why {
+            Why::Read(error) => write!(f, "cannot read {file}: {error}"),
+            Why::TooMany | Why::KeyAlone | Why::Empty => self.fmt_folder(f),
             Why::ReadByOthers => write!(
                 f,
                 "every user can read the private key in {file}: run `chmod o= {file}`"

@@ -249,6 +249,11 @@ impl Terminator {
         Arc::clone(&self.in_force.read().pairs)
     }
 
+    /// Returns the number of certificates in force.
+    pub(crate) fn certificates(&self) -> usize {
+        self.pairs().all().len()
+    }
+
     /// Returns the certificates that end first, each with its file. There are at most `max`.
     pub(crate) fn first_to_expire(&self, max: usize) -> Vec<(String, Validity)> {
         let pairs = self.pairs();

@@ -66,7 +66,7 @@ pub(crate) fn tls(terminator: &Terminator) -> TlsStatus {
     );
     let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     TlsStatus {
-        certificates: terminator.pairs().all().len() as u64,
+        certificates: terminator.certificates() as u64,
         file,
         expires: clock::rfc3339_seconds(expires).to_string(),
         expires_in_seconds: match expires.duration_since(SystemTime::now()) {

@@ -56,6 +56,16 @@ fn handshakes_are_counted_by_what_they_agree_on_and_by_failure() {
 }
 
 #[test]
+fn a_client_that_is_silent_is_counted_as_a_timeout() {
+    let pair = Pair::new(&["a.test"]);
+    let arguments = [&["--handshake-timeout", "1s"], &pair.arguments()[..]].concat();
+    let program = Program::socks5(&arguments);
+    let silent = connect(program.address);
+    program.await_sum(FAILURES, &["reason=\"timeout\""], 1);
+    drop(silent);
+}
+
+#[test]
 fn metrics_show_the_certificates_that_end_first() {
     let pairs: Vec<_> = (0..40).map(|_| Pair::new(&["a.test"])).collect();
     let arguments: Vec<_> = pairs.iter().flat_map(Pair::arguments).collect();
