@@ -113,8 +113,8 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
 /// The number of sessions that have begun. Metrics do not show it.
 pub(crate) const BEGUN: &str = "sessions";
 
-/// The certificates of a service whose expiry metrics show. With a thousand certificates, those that
-/// end first matter to an alert.
+/// The certificates of a service whose expiry metrics show. With a thousand certificates, those
+/// that end first matter to an alert.
 const EXPIRIES_MAX: usize = 32;
 
 /// What this process counts now.
