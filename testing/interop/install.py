@@ -123,7 +123,9 @@ class Tools:
             "socat": ["dpkg-query", "--show", "socat"],
             "microsocks": ["dpkg-query", "--show", "microsocks"],
             "tinyproxy": ["tinyproxy", "-v"],
-            **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "nginx", "hitch", "openssl")},
+            **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "hitch", "openssl")},
+            # There are several packages of nginx itself.
+            "nginx": ["dpkg-query", "--show", "libnginx-mod-stream"],
             "python": [*self._runners["{python}"], "-c", python],
             "node": ["node", "-e", node],
             "perl": [
