@@ -67,7 +67,8 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
         (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        (client, upstream) => Ended::Finished(bound(client, upstream, options, record).await),
+        // Boxed, so that sessions without TLS do not hold its memory.
+        (client, upstream) => Ended::Finished(Box::pin(bound(client, upstream, options, record)).await),
     };
     match ended {
         Ended::Finished(outcome) => Relayed::Ended(outcome),
