@@ -213,14 +213,19 @@ impl Program {
 
     /// Returns the next line on stderr that contains `text`.
     pub(crate) fn line(&mut self, text: &str) -> String {
+        self.line_with_any(&[text])
+    }
+
+    /// Returns the next line on stderr that contains one of these texts.
+    pub(crate) fn line_with_any(&mut self, texts: &[&str]) -> String {
         let until = Instant::now() + PATIENCE;
         while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.seen.push(line.clone());
-            if line.contains(text) {
+            if texts.iter().any(|text| line.contains(text)) {
                 return line;
             }
         }
-        panic!("no line with {text:?} in {:#?}", self.seen);
+        panic!("no line with {texts:?} in {:#?}", self.seen);
     }
 
     /// Returns the number of lines so far, read or not, that contain `text`.

@@ -115,15 +115,21 @@ impl Accounts {
         if self.file.get().is_none() {
             return;
         }
-        let sharing = self.elsewhere(move |accounts| {
-            if let Some(file) = accounts.file.get() {
-                file.lock().share(with_one_more);
-            }
-            // The other process finds everything, and this one has reserved its share.
-            with_one_more.then(|| accounts.save()).flatten()
-        });
+        let sharing = self.elsewhere(move |accounts| accounts.share_file(with_one_more));
         self.end_update(sharing.await.unwrap_or_else(|_| Some(Err(Unusable::panicked()))));
         self.keeper.notify_one();
+    }
+
+    /// Does the same. The call blocks.
+    pub(super) fn share_file(&self, with_one_more: bool) -> Option<Result<(), Unusable>> {
+        self.file.get()?.lock().share(with_one_more);
+        if !with_one_more {
+            return None;
+        }
+        // Every account needs a share from this update on, even one that has nothing to save.
+        self.all().is_shared = true;
+        // The other process finds everything, and this one has reserved its share.
+        self.save()
     }
 
     /// Saves once more at the end of the program, and waits for at most [`LAST`]. The call blocks.

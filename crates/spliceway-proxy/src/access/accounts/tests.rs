@@ -206,8 +206,11 @@ impl TestProcess {
     }
 
     fn share(&self, with_one_more: bool) {
-        self.accounts.file.get().unwrap().lock().share(with_one_more);
-        self.update();
+        let saved = self.accounts.share_file(with_one_more);
+        assert!(saved.is_none_or(|saved| saved.is_ok()));
+        if !with_one_more {
+            self.update();
+        }
     }
 
     fn update(&self) {
@@ -237,7 +240,7 @@ fn used_by_both(name: &str, quota: u64, rates: [u64; 2]) -> u64 {
     let old = TestProcess::new(&path, std::process::id(), false, quota);
     let (mut passed, _) = old.pass(5 * MIB);
     old.share(true);
-    // TestProcess 1 always lives.
+    // Process 1 always lives.
     let new = TestProcess::new(&path, 1, true, quota);
     let mut are_used_up = [false; 2];
     for round in 0.. {
@@ -270,6 +273,18 @@ fn both_processes_of_a_hand_over_use_one_quota_together() {
         let bounds = quota - (64 << 10)..quota + 2 * 2 * MIB;
         assert!(bounds.contains(&passed), "{name}: {passed}");
     }
+}
+
+#[test]
+fn a_process_with_nothing_to_save_uses_no_more_than_its_share() {
+    let path = std::env::temp_dir().join(format!("spliceway-shares-saved-{}", std::process::id()));
+    let quota = 300 * MIB;
+    let old = TestProcess::new(&path, std::process::id(), false, quota);
+    old.pass(5 * MIB);
+    old.update();
+    assert!(old.accounts.share_file(true).unwrap().is_ok());
+    assert_eq!(old.pass(quota).0, 0, "it has no share yet");
+    drop(std::fs::remove_file(&path));
 }
 
 #[test]
