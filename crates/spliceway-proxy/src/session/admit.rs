@@ -132,5 +132,5 @@ fn refusal(addresses: &Addresses, guard: &mut Guard) -> Option<Refusal> {
     if !service.clients.admits(client) {
         return Some(Refusal::Client);
     }
-    (!guard.permit.count(client)).then_some(Refusal::SessionsOfClient)
+    (!guard.permit().count(client)).then_some(Refusal::SessionsOfClient)
 }

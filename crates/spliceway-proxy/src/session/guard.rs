@@ -34,7 +34,8 @@ pub(crate) struct Guard {
     lease: Option<Lease>,
     /// Recognizes the connection to the target. Never read.
     own: Option<Box<OwnDial>>,
-    pub(super) permit: SessionPermit,
+    /// `None` after the session has ended.
+    permit: Option<SessionPermit>,
 }
 
 /// What the traffic of the service counts, with its key there.
@@ -76,7 +77,7 @@ impl Guard {
             counted: None,
             lease,
             own: None,
-            permit,
+            permit: Some(permit),
         }
     }
 
@@ -86,6 +87,11 @@ impl Guard {
 
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
+    }
+
+    /// Returns what the session holds of the limits. The session must not have ended.
+    pub(super) fn permit(&mut self) -> &mut SessionPermit {
+        self.permit.as_mut().expect("an open session has it")
     }
 
     /// Adds the session to the account of its user, who has logged in.
@@ -254,8 +260,8 @@ impl Guard {
         self.registered.is_some()
     }
 
-    /// Leaves the registry, the traffic and the account. The lease and the permit follow when the
-    /// guard is dropped.
+    /// Leaves the registry, the traffic and the account. The lease follows when the guard is
+    /// dropped, and the permit then or before.
     pub(super) fn give_back(&mut self) {
         let Some(registered) = self.registered.take() else {
             return;
@@ -269,6 +275,11 @@ impl Guard {
         drop(facts);
         drop(account);
         self.service.process.sessions.remove(registered);
+    }
+
+    /// Lets another session have what this one held of the limits.
+    pub(super) fn give_permit_back(&mut self) {
+        self.permit = None;
     }
 }
 

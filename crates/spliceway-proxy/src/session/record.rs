@@ -72,9 +72,11 @@ impl Record {
         {
             lease.ended_by_backend();
         }
-        // A reader of the record finds nothing of the session any more.
+        // A reader of the record finds nothing of the session any more, and its place is free. The
+        // number of open sessions never exceeds the limit.
         self.guard.give_back();
         self.guard.service().traffic.session_ended(outcome.end);
+        self.guard.give_permit_back();
         self.write_line(&outcome, relay, datagrams.as_ref());
     }
 

@@ -72,7 +72,7 @@ impl Connecting {
     /// Opens an association for the datagrams of the client.
     pub(in crate::session) async fn associate(mut self, guard: &mut Guard) -> Result<Box<Associated>, Outcome> {
         // An association has up to four descriptors, as two sessions do, and ports.
-        if !guard.permit.widen() {
+        if !guard.permit().widen() {
             let end = SessionEnd::Denied(Refusal::Sessions);
             return Err(self.refuse(Failure::General, end.into()).await);
         }
