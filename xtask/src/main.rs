@@ -61,6 +61,9 @@ const TASKS: &[Task] = &[
             step("cargo fmt --all --check"),
             step("cargo deny check bans licenses sources"),
             step("cargo clippy --workspace --all-targets -- -D warnings"),
+            // The program without TLS. The examples are here because with them, the step shares
+            // the builds of the step before.
+            step("cargo clippy --workspace --bins --examples --no-default-features -- -D warnings"),
             step("cargo test --workspace"),
             // The first build documents private items, for readers of the source code. The second
             // build does not, because documentation for users must not link to private items. Only

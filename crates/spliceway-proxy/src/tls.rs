@@ -14,6 +14,8 @@ pub(crate) mod certificate;
 pub(crate) mod client;
 pub(crate) mod connect_error;
 pub(crate) mod counts;
+#[cfg_attr(not(feature = "tls"), path = "tls/no_crypto.rs")]
+mod crypto;
 mod failure;
 pub(crate) mod folder;
 pub(crate) mod names;
@@ -21,3 +23,6 @@ pub(crate) mod server;
 mod stamp;
 pub(crate) mod tickets;
 mod verifier;
+
+/// Whether this build has the cryptography of TLS.
+pub(crate) const IS_SUPPORTED: bool = cfg!(feature = "tls");

@@ -5,6 +5,7 @@ use spliceway_protocol::address::Target;
 use super::config::{Backend, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
 use super::origin::{Fault, Origin};
 use super::service::Kind;
+use super::tls::has_tls;
 use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::UpstreamProxy;
 use crate::tls::certificate::PairFiles;
@@ -81,6 +82,7 @@ pub(super) fn originator(
         (None, Some(server)) => (server.key, server.at),
         (None, None) => ("to", None),
     };
+    has_tls(key, at)?;
     let originator = Originator::new(settings);
     originator.map(Some).map_err(|bad| Fault::new(at, key, bad.to_string()))
 }

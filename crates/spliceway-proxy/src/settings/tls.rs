@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::config::{File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
 use super::origin::{Fault, Origin};
+use crate::tls::IS_SUPPORTED;
 use crate::tls::certificate::PairFiles;
 use crate::tls::server::{ServerSettings, Terminator};
 
@@ -30,11 +31,21 @@ pub(super) fn terminator(service: &Service, origin: &Origin) -> Result<Option<Te
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
     };
+    has_tls(key, at)?;
     let of_folder = folder.map(|folder| (path(folder), folder.at()));
     Terminator::new(settings).map(Some).map_err(|bad| match &of_folder {
         Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
         _ => Fault::new(at, key, bad.to_string()),
     })
+}
+
+/// Checks that this build can do what a key asks for.
+pub(super) fn has_tls(key: &'static str, at: Option<usize>) -> Result<(), Fault> {
+    if IS_SUPPORTED {
+        return Ok(());
+    }
+    let why = "needs a build with TLS: expected one with the cargo feature `tls`";
+    Err(Fault::new(at, key, why))
 }
 
 /// Returns the files of the listed certificates and their keys. Without keys, each certificate has

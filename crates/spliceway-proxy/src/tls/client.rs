@@ -12,7 +12,6 @@ use parking_lot::RwLock;
 use rustls::client::Resumption;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion, RootCertStore};
@@ -25,6 +24,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::connect_error::ConnectError;
+use super::crypto::provider;
 use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 
@@ -134,7 +134,7 @@ impl Originator {
     /// # Errors
     /// Returns the first fault of the files.
     pub(crate) fn new(settings: ClientSettings) -> Result<Self, Unusable> {
-        let provider = Arc::new(default_provider());
+        let provider = provider();
         let in_force = RwLock::new(read(&settings, &provider)?);
         Ok(Self {
             settings,

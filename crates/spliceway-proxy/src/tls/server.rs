@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
 use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
 use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, CipherSuite, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
@@ -21,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
 use super::counts::Counts;
+use super::crypto::provider;
 use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::tickets::Tickets;
@@ -123,7 +123,7 @@ impl Terminator {
     /// # Errors
     /// Returns the first fault of the files.
     pub(crate) fn new(settings: ServerSettings) -> Result<Self, BadFile> {
-        let provider = Arc::new(default_provider());
+        let provider = provider();
         let seen = Mutex::new(settings.stamps());
         let tickets = Arc::new(Tickets::new());
         let in_force = read(&settings, &provider, &tickets)?;

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
-use aws_lc_rs::hmac;
 use parking_lot::RwLock;
 use rustls::server::ProducesTickets;
 use tokio::time::Instant;
+
+use super::crypto::{Cipher, fill_random, name_of};
 
 /// A key encrypts tickets for this time, and decrypts them for as long again. So a ticket is valid
 /// for 6 to 12 hours. rustls has the same life of keys.
@@ -29,7 +29,7 @@ struct Keys {
 struct Key {
     secret: [u8; KEY_BYTES],
     name: [u8; NAME_BYTES],
-    cipher: RandomizedNonceKey,
+    cipher: Cipher,
     made: Instant,
 }
 
@@ -101,7 +101,7 @@ impl ProducesTickets for Tickets {
 impl Key {
     fn random() -> Self {
         let mut secret = [0; KEY_BYTES];
-        aws_lc_rs::rand::fill(&mut secret).expect("the system has random numbers");
+        fill_random(&mut secret);
         Self::new(secret, Instant::now())
     }
 
@@ -112,39 +112,23 @@ impl Key {
     }
 
     fn new(secret: [u8; KEY_BYTES], made: Instant) -> Self {
-        // The name tells nothing about the secret.
-        let name = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &secret), b"name of a ticket key");
-        let mut short = [0; NAME_BYTES];
-        short.copy_from_slice(&name.as_ref()[..NAME_BYTES]);
         Self {
             secret,
-            name: short,
-            cipher: RandomizedNonceKey::new(&AES_256_GCM, &secret).expect("the key has the size for AES-256"),
+            name: name_of(&secret),
+            cipher: Cipher::new(&secret),
             made,
         }
     }
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
-        let mut sealed = plain.to_vec();
-        let nonce = self
-            .cipher
-            .seal_in_place_append_tag(Aad::from(self.name), &mut sealed)
-            .ok()?;
-        Some([&self.name, &nonce.as_ref()[..], &sealed].concat())
+        Some([&self.name[..], &self.cipher.seal(&self.name, plain)?].concat())
     }
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
         if self.made.elapsed() >= 2 * LIFE {
             return None;
         }
-        let (nonce, sealed) = ticket.get(NAME_BYTES..)?.split_at_checked(NONCE_LEN)?;
-        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-        let mut sealed = sealed.to_vec();
-        let plain = self
-            .cipher
-            .open_in_place(nonce, Aad::from(self.name), &mut sealed)
-            .ok()?;
-        Some(plain.to_vec())
+        self.cipher.open(&self.name, ticket.get(NAME_BYTES..)?)
     }
 }
 

@@ -74,6 +74,7 @@ mod systemd;
 mod target_rules;
 mod timeouts;
 // Services that end the TLS of their clients.
+#[cfg(feature = "tls")]
 mod tls;
 mod top;
 // Connections that a firewall redirects, between namespaces with nft.

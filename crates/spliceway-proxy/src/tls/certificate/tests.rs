@@ -1,8 +1,8 @@
 use super::*;
 use std::os::unix::fs::PermissionsExt;
 
+use crate::tls::crypto::provider;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, SignatureAlgorithm};
-use rustls::crypto::aws_lc_rs::default_provider;
 
 /// Returns a certificate for these names, signed by itself, and its key, in PEM.
 pub(crate) fn made_pem(names: &[&str], algorithm: &'static SignatureAlgorithm) -> (String, String) {
@@ -19,7 +19,7 @@ pub(crate) fn made(names: &[&str]) -> Pair {
 pub(crate) fn made_with(names: &[&str], algorithm: &'static SignatureAlgorithm) -> Pair {
     let folder = Folder::new();
     let (certificate, key) = made_pem(names, algorithm);
-    Pair::read(&folder.pair(&certificate, &key), &default_provider()).unwrap()
+    Pair::read(&folder.pair(&certificate, &key), &provider()).unwrap()
 }
 
 /// A folder that is removed at the end of the test.
@@ -66,7 +66,7 @@ fn message(certificate: &str, key: &str, mode: u32) -> String {
     let folder = Folder::new();
     let files = folder.pair(certificate, key);
     std::fs::set_permissions(&files.key, PermissionsExt::from_mode(mode)).unwrap();
-    let error = Pair::read(&files, &default_provider()).unwrap_err().to_string();
+    let error = Pair::read(&files, &provider()).unwrap_err().to_string();
     error.replace(&format!("{}/", folder.0.display()), "")
 }
 
@@ -166,7 +166,7 @@ fn message_of(path: &Path) -> String {
         certificate: path.into(),
         key: path.into(),
     };
-    Pair::read(&files, &default_provider()).unwrap_err().to_string()
+    Pair::read(&files, &provider()).unwrap_err().to_string()
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_file_in_another_format_is_named() {
     let mut files = folder.pair(&certificate, &key);
     let der = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     std::fs::write(&files.key, der.secret_der()).unwrap();
-    let message = |files: &PairFiles| Pair::read(files, &default_provider()).unwrap_err().to_string();
+    let message = |files: &PairFiles| Pair::read(files, &provider()).unwrap_err().to_string();
     let expected = " is in DER or PKCS#12: expected PEM, which `openssl x509 -inform DER`";
     assert!(message(&files).contains(&format!("key.pem{expected}")));
     let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
@@ -221,7 +221,7 @@ fn text_around_a_certificate_and_the_ends_of_lines_do_not_matter() {
         [format!("{key}{certificate}"), format!("{certificate}{key}")],
     ] {
         let folder = Folder::new();
-        let pair = Pair::read(&folder.pair(&certificate, &key), &default_provider()).unwrap();
+        let pair = Pair::read(&folder.pair(&certificate, &key), &provider()).unwrap();
         assert_eq!(pair.names, ["a.test".into()]);
     }
 }
@@ -255,7 +255,7 @@ fn an_answer_beside_the_certificate_is_sent_if_it_is_one() {
     let folder = Folder::new();
     let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
     let files = folder.pair(&certificate, &key);
-    let sent = || Pair::read(&files, &default_provider()).map(|pair| pair.key.ocsp.clone());
+    let sent = || Pair::read(&files, &provider()).map(|pair| pair.key.ocsp.clone());
     assert_eq!(sent().unwrap(), None);
     let answer = [0x30, 7, 0x0a, 1, 0, 0xa0, 2, 0x30, 0];
     std::fs::write(files.ocsp(), answer).unwrap();

@@ -41,7 +41,7 @@ fn trusting(certificate: &str, versions: &[&'static SupportedProtocolVersion]) -
     roots
         .add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
         .unwrap();
-    ClientConfig::builder_with_provider(Arc::new(default_provider()))
+    ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots)
