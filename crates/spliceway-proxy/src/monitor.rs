@@ -1,6 +1,7 @@
 //! The operator's servers: the admin socket, the status page, the scrape of metrics.
 
 pub(crate) mod admin;
+mod challenge_server;
 pub(crate) mod control;
 mod earlier;
 mod http_server;

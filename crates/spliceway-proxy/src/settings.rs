@@ -1,5 +1,6 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
+mod acme;
 mod backends;
 mod chains;
 pub(crate) mod config;

@@ -10,6 +10,8 @@
 //!                ClientSettings ──┘
 //! ```
 
+#[cfg_attr(not(feature = "tls"), path = "tls/no_acme.rs")]
+pub(crate) mod acme;
 pub(crate) mod certificate;
 pub(crate) mod client;
 pub(crate) mod connect_error;

@@ -11,7 +11,8 @@ const ORDER: &str = "
     each-address queue eject-after eject-time eject-max route default-target not-tls tproxy
     transparent-source udp udp-timeout auth-file auth auth-penalty open allow-private to-allow
     to-deny advertise user-max-conns user-rate-in user-rate-out user-quota quota-file
-    handshake-timeout allow deny accept-proxy proxy-from tls-cert tls-key tls-dir tls-min
+    handshake-timeout allow deny accept-proxy proxy-from tls-cert tls-key tls-dir acme acme-state
+    acme-accept-terms acme-directory acme-email acme-ca acme-http tls-min
     tls-alpn tls-unknown-name upstream-proxy target-tls-ca target-tls-name target-tls-alpn target-tls-cert
     target-tls-key target-tls-verify send-proxy dns
     bind-source bind-interface mark connect-timeout idle-timeout half-close-timeout max-session

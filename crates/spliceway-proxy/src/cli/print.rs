@@ -20,6 +20,9 @@ pub(super) fn toml(mut config: Config) -> String {
     let mut text = String::new();
     // A relative path in a file starts at the folder of the file.
     config.log.access = config.log.access.take().map(Value::<Records>::absolute);
+    for file in [&mut config.acme.state, &mut config.acme.ca] {
+        *file = file.take().map(Value::<File>::absolute);
+    }
     config.limits.quota_file = config.limits.quota_file.take().map(Value::<File>::absolute);
     for service in &mut config.service {
         let service = service.get_mut();

@@ -56,6 +56,8 @@ refusals! {
         HandshakeTimeout = "handshake_timeout",
         /// The client speaks no TLS, or none that the service accepts.
         TlsHandshake = "tls_handshake",
+        /// ACME has issued no certificate yet.
+        TlsNoCertificate = "tls_no_certificate",
         /// No certificate has the name that the client states.
         TlsName = "tls_name",
         /// The client does not accept the certificate, or ends the handshake for another reason.

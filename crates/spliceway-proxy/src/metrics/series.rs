@@ -45,6 +45,7 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
         "tls_handshake_failures",
         "TLS handshakes with clients that failed, by reason",
     ),
+    ("acme_tries", "Certificates that were ordered by ACME, by result"),
     ("tls_reloads", "Changed certificates that were read again, by result"),
     (
         "admission_waits",
@@ -239,6 +240,11 @@ impl Now {
             }
             for (result, count) in counts.reloads() {
                 counters.add("tls_reloads", &[service, ("result", result)], count);
+            }
+            if terminator.acme().is_some() {
+                for (result, count) in counts.acme_tries() {
+                    counters.add("acme_tries", &[service, ("result", result)], count);
+                }
             }
             gauges.add("tls_certificates", &[service], terminator.certificates() as u64);
             let is_stale = terminator.stale().is_some();

@@ -8,6 +8,7 @@ use spliceway_protocol::address::ListenAddress;
 
 use crate::log::announce;
 use crate::monitor::admin::Admin;
+use crate::monitor::challenge_server::ChallengeServer;
 use crate::monitor::control::Control;
 use crate::monitor::http_server::{self, Answers};
 use crate::monitor::overview::Overview;
@@ -44,6 +45,10 @@ pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control
             overview: Arc::clone(overview),
         };
         open_listeners.push(serve("metrics", address, server, process).await?);
+    }
+    if let Some((address, folder)) = &settings.acme_http {
+        let server = ChallengeServer::new(folder.clone());
+        open_listeners.push(serve("acme", address, server, process).await?);
     }
     if let Some(address) = &settings.admin {
         let overview = Arc::clone(overview);

@@ -25,6 +25,7 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         | Refusal::TargetRule => true,
         Refusal::Balancer | Refusal::Proxy(_) => accepts_proxy,
         Refusal::TlsHandshake | Refusal::TlsName | Refusal::TlsAlert => service.tls.is_some(),
+        Refusal::TlsNoCertificate => service.tls.as_ref().is_some_and(|tls| tls.acme().is_some()),
         Refusal::HandshakeTimeout => {
             accepts_proxy || service.tls.is_some() || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_))
         }

@@ -22,7 +22,9 @@ impl Admitted {
         let (stream, agreed) = match timeout(limit, terminator.accept(self.client)).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
-                counts.failed(Failure::from(&error));
+                if let Some(failure) = Failure::of(&error) {
+                    counts.failed(failure);
+                }
                 if let HandshakeError::UnknownName(name) = &error {
                     guard.session().facts().server_name = Some(name.clone());
                 }
@@ -48,6 +50,8 @@ impl Admitted {
 fn outcome(error: &HandshakeError) -> Outcome {
     let end = match error {
         HandshakeError::Gone => return SessionEnd::ClientEof.into(),
+        HandshakeError::Validated(_) => SessionEnd::ClientEof,
+        HandshakeError::NoCertificate => SessionEnd::Denied(Refusal::TlsNoCertificate),
         HandshakeError::Failed(_) => SessionEnd::ResetByClient,
         HandshakeError::UnknownName(_) => SessionEnd::Denied(Refusal::TlsName),
         HandshakeError::Alert(_) => SessionEnd::Denied(Refusal::TlsAlert),

@@ -48,6 +48,8 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) admin: Admin,
     #[serde(skip_serializing_if = "is_default")]
+    pub(crate) acme: Acme,
+    #[serde(skip_serializing_if = "is_default")]
     pub(super) defaults: Defaults,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<User>")]
@@ -81,6 +83,7 @@ impl Config {
         config.limits.take(matches);
         config.engine.take(matches);
         config.admin.take(matches);
+        config.acme.take(matches);
         config.defaults.user.take(matches);
         service.take(matches);
         config.service.push(Spanned::new(0..0, service));
@@ -95,6 +98,7 @@ impl Config {
         log.chain(limits)
             .chain(engine)
             .chain(self.admin.fixed_differences(&other.admin))
+            .chain(self.acme.fixed_differences(&other.acme))
             .collect()
     }
 }

@@ -11,6 +11,7 @@ use super::config::Config;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
 use crate::log::LogSettings;
+use crate::tls::acme::StateFolder;
 
 /// Everything that a run depends on.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
     pub(crate) admin: Option<ListenAddress>,
+    /// Where ACME servers validate names by HTTP, and the folder that has the answers.
+    pub(crate) acme_http: Option<(ListenAddress, StateFolder)>,
     /// What the operator has written, without services and users.
     pub(crate) written: Config,
     /// Warnings for the operator.

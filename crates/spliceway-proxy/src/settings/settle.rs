@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::acme;
 use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
@@ -74,6 +75,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         limits,
         engine,
         admin,
+        acme,
         defaults,
         user,
         service,
@@ -83,7 +85,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
     for table in service {
         let location = table.span().start;
         let service = table.get_ref().clone().or(defaults);
-        let settled = settle_service(service, location, timeouts.connect(), origin, &mut lists, warnings)?;
+        let settled = settle_service(service, location, config, origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
         services.push(settled);
     }
@@ -126,11 +128,13 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             limits: limits.clone(),
             engine: engine.clone(),
             admin: admin.clone(),
+            acme: acme.clone(),
             ..Config::default()
         },
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
+        acme_http: acme::listener(acme, origin)?,
         warnings: Vec::new(),
     })
 }
@@ -178,7 +182,7 @@ fn unless_zero(time: Duration) -> Option<Duration> {
 fn settle_service(
     service: config::Service,
     location: usize,
-    connect: Duration,
+    config: &Config,
     origin: &Origin,
     lists: &mut Lists<'_>,
     warnings: &mut Vec<Fault>,
@@ -200,8 +204,8 @@ fn settle_service(
     if transport == Transport::Datagrams {
         udp::check(&service, &backends)?;
     }
-    let tls = tls::terminator(&service, origin)?.map(Arc::new);
-    let dial = dial(&service, connect)?;
+    let tls = tls::terminator(&service, &config.acme, origin)?.map(Arc::new);
+    let dial = dial(&service, config.timeouts.connect())?;
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {
         kind: &kind,

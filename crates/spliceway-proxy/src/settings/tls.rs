@@ -2,19 +2,27 @@
 
 use std::path::PathBuf;
 
-use super::config::{File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
+use super::acme;
+use super::config::{Acme, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
 use super::origin::{Fault, Origin};
 use crate::tls::IS_SUPPORTED;
 use crate::tls::certificate::PairFiles;
 use crate::tls::server::{ServerSettings, Terminator};
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
-pub(super) fn terminator(service: &Service, origin: &Origin) -> Result<Option<Terminator>, Fault> {
+pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin) -> Result<Option<Terminator>, Fault> {
     let (certificates, folder) = (service.tls_cert.as_ref(), service.tls_dir.as_ref());
     let listed = certificates.map(|certificates| ("tls_cert", certificates.at()));
-    let Some((key, at)) = listed.or_else(|| folder.map(|folder| ("tls_dir", folder.at()))) else {
+    let in_folder = folder.map(|folder| ("tls_dir", folder.at()));
+    let issued = service.acme.as_ref().map(|names| ("acme", names.at()));
+    let Some((key, at)) = issued.or(listed).or(in_folder) else {
         return no_tls(service).map(|()| None);
     };
+    let keys = service.tls_key.as_ref();
+    if issued.is_some() && (listed.or(in_folder).is_some() || keys.is_some()) {
+        let why = "contradicts tls_cert, tls_key and tls_dir: remove them, or acme";
+        return Err(Fault::new(at, key, why));
+    }
     if service.udp() {
         let why = "is not for udp: remove it, because datagrams have no TLS";
         return Err(Fault::new(at, key, why));
@@ -24,14 +32,20 @@ pub(super) fn terminator(service: &Service, origin: &Origin) -> Result<Option<Te
         let path = file.path(origin.folder_of(file.at()).as_deref());
         std::path::absolute(&path).unwrap_or(path)
     };
+    has_tls(key, at)?;
+    let names = service.acme.as_ref();
+    let acme = names.map(|names| acme::settings(names, acme, origin)).transpose()?;
     let settings = ServerSettings {
-        pairs: pairs(service, path)?,
+        pairs: match &acme {
+            Some(acme) => acme.pairs(),
+            None => pairs(service, path)?,
+        },
         folder: folder.map(path),
+        acme,
         is_13_only: service.tls_min() == TlsMinArg::V13,
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
     };
-    has_tls(key, at)?;
     let of_folder = folder.map(|folder| (path(folder), folder.at()));
     Terminator::new(settings).map(Some).map_err(|bad| match &of_folder {
         Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
@@ -88,7 +102,7 @@ fn no_tls(service: &Service) -> Result<(), Fault> {
         Err(Fault::new(
             at,
             key,
-            "needs a certificate: expected --tls-cert FILE or --tls-dir FOLDER",
+            "needs a certificate: expected --tls-cert FILE, --tls-dir FOLDER or --acme NAME",
         ))
     })
 }

@@ -12,6 +12,8 @@ pub(crate) struct Counts {
     failures: [AtomicU64; Failure::ALL.len()],
     /// Changed files that were read, and those that could not be used.
     reloads: [AtomicU64; 2],
+    /// Certificates that ACME issued, and tries that failed.
+    acme_tries: [AtomicU64; 2],
 }
 
 /// The labels of handshakes that succeeded.
@@ -91,6 +93,11 @@ impl Counts {
         self.reloads[usize::from(!is_in_force)].fetch_add(1, Ordering::Relaxed);
     }
 
+    #[cfg(feature = "tls")]
+    pub(super) fn tried(&self, has_succeeded: bool) {
+        self.acme_tries[usize::from(!has_succeeded)].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Returns the handshakes that succeeded.
     pub(crate) fn handshakes(&self) -> [(Kind, u64); 8] {
         let yes = |position: usize, bit: usize| if position >> bit & 1 == 1 { "yes" } else { "no" };
@@ -112,12 +119,20 @@ impl Counts {
 
     /// Returns how often changed files were read, by result.
     pub(crate) fn reloads(&self) -> [(&'static str, u64); 2] {
-        let [ok, failed] = &self.reloads;
-        [
-            ("ok", ok.load(Ordering::Relaxed)),
-            ("failed", failed.load(Ordering::Relaxed)),
-        ]
+        by_result(&self.reloads)
     }
+
+    /// Returns how often a certificate was ordered by ACME, by result.
+    pub(crate) fn acme_tries(&self) -> [(&'static str, u64); 2] {
+        by_result(&self.acme_tries)
+    }
+}
+
+fn by_result([ok, failed]: &[AtomicU64; 2]) -> [(&'static str, u64); 2] {
+    [
+        ("ok", ok.load(Ordering::Relaxed)),
+        ("failed", failed.load(Ordering::Relaxed)),
+    ]
 }
 
 #[cfg(test)]

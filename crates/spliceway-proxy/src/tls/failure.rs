@@ -5,9 +5,12 @@ use rustls::{AlertDescription, Error};
 use super::counts::Failure;
 use super::server::HandshakeError;
 
-impl From<&HandshakeError> for Failure {
-    fn from(error: &HandshakeError) -> Self {
-        match error {
+impl Failure {
+    /// Returns `None` if nothing failed.
+    pub(crate) fn of(error: &HandshakeError) -> Option<Self> {
+        Some(match error {
+            HandshakeError::Validated(_) => return None,
+            HandshakeError::NoCertificate => Self::Other,
             HandshakeError::Gone | HandshakeError::Failed(_) => Self::Closed,
             HandshakeError::LongHello => Self::Malformed,
             HandshakeError::UnknownName(_) => Self::UnknownName,
@@ -24,7 +27,7 @@ impl From<&HandshakeError> for Failure {
                 Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => Self::ClientCert,
                 _ => Self::Other,
             },
-        }
+        })
     }
 }
 
@@ -52,7 +55,7 @@ mod tests {
 
     #[test]
     fn failures_of_certificates_have_reasons_of_their_own() {
-        let failure = |error| Failure::from(&error);
+        let failure = |error| Failure::of(&error).unwrap();
         let unknown = HandshakeError::Alert(AlertDescription::UnknownCA);
         assert_eq!(failure(unknown), Failure::CertificateRefused);
         let none = HandshakeError::Tls(Error::NoCertificatesPresented);

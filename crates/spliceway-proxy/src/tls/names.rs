@@ -12,7 +12,7 @@ use super::certificate::Pair;
 /// The certificates of a listener.
 #[derive(Debug)]
 pub(crate) struct Pairs {
-    /// At least one, in the operator's order.
+    /// In the operator's order. There is at least one, except before the first certificate is issued.
     pairs: Vec<Pair>,
     /// The positions of the pairs that have a name. Several pairs may have the same name, with keys
     /// of different types.
@@ -23,18 +23,18 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    /// # Panics
-    /// Panics without a pair.
     pub(crate) fn new(pairs: Vec<Pair>) -> Self {
-        assert!(!pairs.is_empty(), "settings have at least one pair");
         let mut by_name = HashMap::<_, Vec<_>>::new();
         for (position, pair) in pairs.iter().enumerate() {
             for name in &pair.names {
                 by_name.entry(name.clone()).or_default().push(position);
             }
         }
-        let first = pairs[0].names.first();
-        let default = first.map_or_else(|| vec![0], |name| by_name[name].clone());
+        let default = match pairs.first().map(|pair| pair.names.first()) {
+            Some(Some(name)) => by_name[name].clone(),
+            Some(None) => vec![0],
+            None => Vec::new(),
+        };
         Self {
             pairs,
             by_name,
@@ -66,18 +66,18 @@ impl Pairs {
 
     /// Returns the pair for a client. A client without a name gets the first pair, and so does one
     /// with an unknown name. If there are several, the first one whose key the client can verify is
-    /// chosen.
-    fn choose(&self, name: Option<&str>, schemes: &[SignatureScheme]) -> &Pair {
+    /// chosen. Returns `None` if there is no pair at all.
+    fn choose(&self, name: Option<&str>, schemes: &[SignatureScheme]) -> Option<&Pair> {
         let candidates = name.and_then(|name| self.pairs_for(name)).unwrap_or(&self.default);
         let fits = |position: &&usize| self.pairs[**position].key.key.choose_scheme(schemes).is_some();
-        let position = candidates.iter().find(fits).unwrap_or(&candidates[0]);
-        &self.pairs[*position]
+        let position = candidates.iter().find(fits).or(candidates.first())?;
+        Some(&self.pairs[*position])
     }
 }
 
 impl ResolvesServerCert for Pairs {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let pair = self.choose(hello.server_name(), hello.signature_schemes());
+        let pair = self.choose(hello.server_name(), hello.signature_schemes())?;
         Some(Arc::clone(&pair.key))
     }
 }
@@ -111,7 +111,7 @@ mod tests {
             (Some("a.b.example.test"), 0),
             (Some("unknown.test"), 0),
         ] {
-            let chosen = pairs.choose(name, ANY);
+            let chosen = pairs.choose(name, ANY).unwrap();
             assert!(Arc::ptr_eq(&chosen.key, &pairs.pairs[expected].key), "{name:?}");
         }
         assert!(pairs.know("a.example.test") && !pairs.know("a.b.example.test") && !pairs.know("test"));
@@ -123,9 +123,11 @@ mod tests {
             made_with(&["a.test"], &PKCS_ED25519),
             made_with(&["a.test"], &PKCS_ECDSA_P384_SHA384),
         ]);
-        let chosen = pairs.choose(Some("a.test"), &[SignatureScheme::ECDSA_NISTP384_SHA384]);
+        let chosen = pairs
+            .choose(Some("a.test"), &[SignatureScheme::ECDSA_NISTP384_SHA384])
+            .unwrap();
         assert!(Arc::ptr_eq(&chosen.key, &pairs.pairs[1].key));
-        let chosen = pairs.choose(Some("a.test"), ANY);
+        let chosen = pairs.choose(Some("a.test"), ANY).unwrap();
         assert!(Arc::ptr_eq(&chosen.key, &pairs.pairs[0].key));
     }
 }

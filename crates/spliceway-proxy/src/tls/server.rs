@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
+use super::acme::{AcmeSettings, is_validation};
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
 use super::counts::Counts;
 use super::crypto::provider;
@@ -31,6 +32,9 @@ pub(crate) struct ServerSettings {
     pub(crate) pairs: Vec<PairFiles>,
     /// A folder with further pairs. Without `pairs`, its first pair is the default.
     pub(crate) folder: Option<PathBuf>,
+    /// How the certificates are issued. `None` means that the operator does it. The files may be
+    /// missing before the first one is issued.
+    pub(crate) acme: Option<AcmeSettings>,
     pub(crate) is_13_only: bool,
     /// The protocols for ALPN, the best first. Empty means that none is negotiated.
     pub(crate) alpn: Vec<Box<str>>,
@@ -85,6 +89,10 @@ pub(crate) struct Agreed {
 pub(crate) enum HandshakeError {
     /// The client has closed the connection.
     Gone,
+    /// The client has validated a name by ACME, and wants nothing else.
+    Validated(Box<str>),
+    /// No certificate is issued yet.
+    NoCertificate,
     /// No certificate has the name that the client stated.
     UnknownName(Box<str>),
     /// The client refuses, and says why.
@@ -97,9 +105,11 @@ pub(crate) enum HandshakeError {
 }
 
 impl ServerSettings {
-    /// Returns at least one pair: those of the settings first, and then those of the folder.
+    /// Returns at least one pair, except before ACME has issued the first: those of the settings,
+    /// and then those of the folder.
     fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
-        let mut pairs = self.pairs.clone();
+        let is_there = |files: &&PairFiles| self.acme.is_none() || files.certificate.exists();
+        let mut pairs: Vec<_> = self.pairs.iter().filter(is_there).cloned().collect();
         if let Some(folder) = &self.folder {
             pairs.extend(pairs_in(folder)?);
             if pairs.is_empty() {
@@ -240,6 +250,11 @@ impl Terminator {
             .succeeded([is_13, agreed.is_resumed, agreed.has_client_certificate]);
     }
 
+    /// Returns how the certificates are issued.
+    pub(crate) fn acme(&self) -> Option<&AcmeSettings> {
+        self.settings.acme.as_ref()
+    }
+
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -273,6 +288,16 @@ impl Terminator {
         let InForce { config, pairs, .. } = self.in_force.read().clone();
         let start = hello(stream).await?;
         let name = start.client_hello().server_name().map(Box::<str>::from);
+        if let Some(acme) = &self.settings.acme {
+            if is_validation(&start.client_hello()) {
+                return Err(self.validate(start, acme, name).await);
+            }
+            if pairs.all().is_empty() {
+                let mut stream = start.io;
+                let _ = stream.write_all(&INTERNAL_ERROR).await;
+                return Err(HandshakeError::NoCertificate);
+            }
+        }
         if self.settings.refuses_unknown_names
             && let Some(name) = &name
             && !pairs.know(name)
@@ -302,6 +327,33 @@ impl Terminator {
             has_client_certificate: session.peer_certificates().is_some(),
         };
         Ok((stream, agreed))
+    }
+
+    /// Answers the challenge TLS-ALPN-01 while a name is being validated. The connection carries
+    /// nothing else.
+    async fn validate<S>(&self, start: StartHandshake<S>, acme: &AcmeSettings, name: Option<Box<str>>) -> HandshakeError
+    where
+        S: AsyncBufRead + AsyncWrite + Unpin,
+    {
+        let name = name.unwrap_or_default();
+        let handshake = {
+            let _turn = self.turns.acquire().await;
+            match acme.answer(&name, &self.provider) {
+                Some(config) => start.into_stream(config),
+                None => {
+                    let mut stream = start.io;
+                    let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
+                    return HandshakeError::UnknownName(name);
+                }
+            }
+        };
+        match handshake.await {
+            Ok(mut stream) => {
+                let _ = stream.shutdown().await;
+                HandshakeError::Validated(name)
+            }
+            Err(error) => error.into(),
+        }
     }
 }
 
@@ -356,6 +408,8 @@ fn turns() -> Semaphore {
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// The longest hello, with the heads of its records, as in `sni`. rustls would store 64 KiB.
 const HELLO_MAX_BYTES: usize = 20 << 10;
+/// The alert `internal_error` in a record, before a version is agreed on.
+const INTERNAL_ERROR: [u8; 7] = [21, 3, 1, 0, 2, 2, 80];
 /// The alert `unrecognized_name` in a record, before a version is agreed on.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
@@ -407,6 +461,8 @@ impl Display for HandshakeError {
         match self {
             Self::Gone => f.write_str("the client has closed the connection in the handshake"),
             Self::LongHello => write!(f, "the client's hello is longer than {} KiB", HELLO_MAX_BYTES >> 10),
+            Self::Validated(name) => write!(f, "the ACME server has validated {name}"),
+            Self::NoCertificate => f.write_str("ACME has issued no certificate yet: the log says why"),
             Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
             Self::Alert(alert) => write!(f, "the client refuses: {alert:?}"),
             Self::Tls(error) => error.fmt(f),

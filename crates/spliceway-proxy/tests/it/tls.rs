@@ -255,7 +255,7 @@ fn files_that_do_not_belong_together_are_named_at_the_start() {
     assert!(stderr.contains("give --tls-key too, or one file with both"), "{stderr}");
     let stderr = refused_to_start(&[&arguments[..], &["--tls-key", key]].concat());
     assert!(
-        stderr.contains("--tls-key: needs a certificate: expected --tls-cert FILE or --tls-dir FOLDER"),
+        stderr.contains("--tls-key: needs a certificate: expected --tls-cert FILE, --tls-dir FOLDER or --acme NAME"),
         "{stderr}"
     );
 }

@@ -7,18 +7,19 @@ use tokio::sync::oneshot;
 
 use crate::access::admission::Dials;
 use crate::access::auth::Penalties;
-use crate::access::policy::{TargetAccess, TargetPolicy};
+use crate::access::policy::{PrivateTargets, TargetAccess, TargetPolicy, TargetRules};
 use crate::access::rates::RateLimits;
 use crate::kit::alive::Accepting;
 use crate::kit::health::Health;
 use crate::net::listener::Transport;
 use crate::reach::balance::Balancer;
-use crate::reach::dial::Dialer;
+use crate::reach::dial::{DialRequest, Dialer};
 use crate::session;
 use crate::session::Process;
 use crate::session::Service;
 use crate::settings::exposure::Clients;
 use crate::settings::{ServiceSettings, SessionSettings, Settings, UserTargets};
+use crate::tls::acme::{self, Connect};
 use crate::tls::client::Originator;
 
 /// A service that runs, and the settings that it was built from.
@@ -164,6 +165,10 @@ impl Built {
             if let Some(tls) = &service.tls {
                 let task = Arc::clone(tls).watch(service.name);
                 stops.push(spawn(health, "certificates", service.name, task));
+                if tls.acme().is_some() {
+                    let task = acme::keep(Arc::clone(tls), connect_by(service), service.name);
+                    stops.push(spawn(health, "renewals", service.name, task));
+                }
             }
             if let Some(originator) = service.dialer.originator() {
                 let task = Arc::clone(originator).watch(service.name);
@@ -172,6 +177,24 @@ impl Built {
             stops
         });
     }
+}
+
+/// Returns how the service connects to a server that the operator has named.
+fn connect_by(service: &Service) -> Connect {
+    let access = TargetAccess {
+        private: PrivateTargets::All,
+        rules: TargetRules::default(),
+    };
+    let policy = TargetPolicy::of_access(&access, true, service.process.own.clone());
+    let dialer = service.dialer.with_policy(policy);
+    Arc::new(move |target| {
+        let dialer = dialer.clone();
+        Box::pin(async move {
+            let dialed = dialer.dial_for(&target, DialRequest::default()).await;
+            let dialed = dialed.map_err(|error| std::io::Error::other(error.to_string()))?;
+            Ok(dialed.stream)
+        })
+    })
 }
 
 /// Starts a task that stops when the result is dropped.

@@ -35,6 +35,7 @@ const HANDSHAKE: FlagSpec = ACCESS.only_for(&[
 ]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
 const TLS: FlagSpec = FlagSpec::ANY.only_for(TLS_SERVERS).under("TLS");
+const ACME: FlagSpec = TLS;
 /// TLS to targets and upstream proxies.
 const TARGET_TLS: FlagSpec = FlagSpec::ANY.under("TLS to targets").rare();
 /// TLS to the targets that only the operator names.
@@ -206,6 +207,25 @@ tables! {
         socket: Value<AdminSocket>, fixed => MONITORING.named("admin").takes("unix:PATH");
     }
 
+    /// How certificates are issued for the services with `acme`.
+    Acme("acme", "a table [acme]") {
+        /// Folder for the account, the certificates and their keys. The program creates it, and
+        /// nobody else may use it
+        state: Value<File> => ACME.named("acme-state").takes("FOLDER").requires("acme");
+        /// Accept the terms of service of the ACME server
+        accept_terms: Value<Flag> = (false) => ACME.named("acme-accept-terms").requires("acme");
+        /// URL of the ACME server's directory
+        directory: Value<Directory> = "https://acme-v02.api.letsencrypt.org/directory"
+            => ACME.named("acme-directory").takes("URL").rare().requires("acme");
+        /// Address at which the operator of the ACME server reaches you
+        email: Value<Email> => ACME.named("acme-email").takes("ADDR").rare().requires("acme");
+        /// Authorities of the ACME server's own certificate, in PEM [default: those of the system]
+        ca: Value<File> => ACME.named("acme-ca").takes("FILE").rare().requires("acme");
+        /// Answer the server on this address (HTTP-01), which is `:80` in most cases [default: the
+        /// services answer it (TLS-ALPN-01)]
+        http: Value<Address>, fixed => ACME.named("acme-http").takes("ADDR").rare().requires("acme");
+    }
+
     /// The limits of every user.
     UserDefaults("defaults.user", "a table [defaults.user]") {
         /// Maximum number of sessions at the same time per user. Further sessions are refused
@@ -350,6 +370,10 @@ tables! {
         /// Folder with further certificates: NAME.pem, NAME.crt or NAME.cert, with the key in
         /// NAME.key or in the same file
         tls_dir: Value<File> => TLS.takes("FOLDER");
+        /// Name for which an ACME server, such as Let's Encrypt, issues a certificate. Clients then
+        /// speak TLS. May be repeated. Needs --acme-state and --acme-accept-terms
+        acme: List<AcmeName> => TLS.takes("NAME")
+            .with(|arg, _| arg.conflicts_with_all(["tls-cert", "tls-key", "tls-dir"]));
         /// Oldest version of TLS: 1.2 or 1.3
         tls_min: Value<Choice<TlsMinArg>> = "1.2" => TLS.takes("VERSION").rare();
         /// Protocol for ALPN, such as `h2` or `http/1.1`, the best first. May be repeated
@@ -417,7 +441,7 @@ impl Setting for Vec<Backend> {
 }
 
 /// The tables whose keys have flags, and those that have keys of their own.
-const ALL: [&[Key]; 11] = [
+const ALL: [&[Key]; 12] = [
     Service::KEYS,
     Backend::KEYS,
     ListenDefaults::KEYS,
@@ -427,6 +451,7 @@ const ALL: [&[Key]; 11] = [
     Timeouts::KEYS,
     Limits::KEYS,
     Engine::KEYS,
+    Acme::KEYS,
     Admin::KEYS,
     Log::KEYS,
 ];

@@ -147,6 +147,46 @@ pub(super) fn protocol(typed: &str) -> Result<Box<str>, &'static str> {
     }
 }
 
+/// The longest name for ACME. The names of files are longer, and have at most 255 bytes.
+const ACME_NAME_MAX_BYTES: usize = 240;
+
+pub(super) fn acme_name(typed: &str) -> Result<Box<str>, &'static str> {
+    if typed.starts_with("*.") {
+        return Err(
+            "expected a name without `*`: a certificate for all names below a name needs a change of DNS, \
+                    which this program does not make",
+        );
+    }
+    let name = typed.to_ascii_lowercase();
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    let is_name = matches!(Target::named(&name, 0), Some(Target::Name(..)))
+        && name.bytes().all(is_valid)
+        && !name.starts_with('.')
+        && !name.ends_with('.')
+        && name.len() <= ACME_NAME_MAX_BYTES;
+    is_name
+        .then(|| name.into())
+        .ok_or("expected the name of a host, such as www.example.com")
+}
+
+pub(super) fn directory(typed: &str) -> Result<Box<str>, &'static str> {
+    let url = url::Url::parse(typed).ok().filter(|url| url.scheme() == "https");
+    let has_host = url.is_some_and(|url| url.host().is_some() && url.username().is_empty());
+    has_host
+        .then(|| typed.into())
+        .ok_or("expected the URL of an ACME directory, such as https://acme.example.com/directory")
+}
+
+pub(super) fn email(typed: &str) -> Result<Box<str>, &'static str> {
+    let is_email = typed
+        .split_once('@')
+        .is_some_and(|(user, host)| !user.is_empty() && !host.is_empty());
+    let is_word = !typed.contains(|char: char| char.is_whitespace() || char.is_control());
+    (is_email && is_word)
+        .then(|| typed.into())
+        .ok_or("expected an address, such as admin@example.com")
+}
+
 pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
         // The check excludes a sign, which `from_str_radix` accepts.

@@ -96,6 +96,11 @@ words! {
     File: PathBuf = Text, values::path;
     /// The name in a certificate.
     CertificateName: PeerName = Text, str::parse;
+    /// A name for which ACME issues a certificate.
+    AcmeName: Box<str> = Text, values::acme_name;
+    /// The URL of an ACME server.
+    Directory: Box<str> = Text, values::directory;
+    Email: Box<str> = Text, values::email;
     /// The name of a protocol for ALPN.
     Protocol: Box<str> = Text, values::protocol;
     /// Where the records of sessions go.

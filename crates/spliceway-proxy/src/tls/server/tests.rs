@@ -24,6 +24,7 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
     let mut settings = ServerSettings {
         pairs: vec![folder.pair(&certificate, &key)],
         folder: None,
+        acme: None,
         is_13_only: false,
         alpn: Vec::new(),
         refuses_unknown_names: false,

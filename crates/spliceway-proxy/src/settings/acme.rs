@@ -1,0 +1,51 @@
+//! How certificates are issued by ACME.
+
+use spliceway_protocol::address::ListenAddress;
+
+use super::config::{Acme, AcmeName, File, List, Value, parsed};
+use super::origin::{Fault, Origin};
+use crate::tls::acme::{AcmeSettings, StateFolder};
+
+/// Returns how the certificates for these names are issued.
+pub(super) fn settings(names: &List<AcmeName>, acme: &Acme, origin: &Origin) -> Result<AcmeSettings, Fault> {
+    if names.is_empty() {
+        return Err(Fault::new(
+            names.at(),
+            "acme",
+            "has no name: expected the name of a host",
+        ));
+    }
+    if !acme.accept_terms() {
+        let why = "needs accept_terms = true in the table [acme], or --acme-accept-terms: read the terms of service of \
+                   the ACME server first";
+        return Err(Fault::new(names.at(), "acme", why));
+    }
+    let path = |file: &Value<File>| file.path(origin.folder_of(file.at()).as_deref());
+    Ok(AcmeSettings {
+        names: names.parsed(),
+        directory: acme.directory().into(),
+        folder: folder(acme, names.at(), origin)?,
+        email: parsed(&acme.email),
+        ca: acme.ca.as_ref().map(path),
+        uses_http: acme.http.is_some(),
+    })
+}
+
+/// Returns the address at which servers validate names by HTTP, with the folder of the answers.
+pub(super) fn listener(acme: &Acme, origin: &Origin) -> Result<Option<(ListenAddress, StateFolder)>, Fault> {
+    let Some(address) = &acme.http else {
+        return Ok(None);
+    };
+    Ok(Some((address.parsed(), folder(acme, address.at(), origin)?)))
+}
+
+/// Returns the folder with the state. `at` is the place of the key that needs it.
+fn folder(acme: &Acme, at: Option<usize>, origin: &Origin) -> Result<StateFolder, Fault> {
+    let Some(state) = &acme.state else {
+        let why = "needs a folder for the account and the certificates: expected state = \"/var/lib/spliceway/acme\" \
+                   in the table [acme], or --acme-state";
+        return Err(Fault::new(at, "acme", why));
+    };
+    let path = state.path(origin.folder_of(state.at()).as_deref());
+    StateFolder::new(path).map_err(|why| Fault::new(state.at(), "acme_state", why.to_string()))
+}

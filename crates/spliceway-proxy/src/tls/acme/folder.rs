@@ -1,0 +1,297 @@
+//! The folder that has the account, the certificates and what is known about tries.
+//!
+//! ```text
+//!   lock             locked during a try, so one process tries at a time
+//!   account.json     the account and its key
+//!   NAME.pem         the key, the certificate and its chain
+//!   NAME.json        the failures, and when the next try is allowed
+//!   NAME.challenge   the answer to TLS-ALPN-01 while a try runs
+//!   token-TOKEN      the answer to HTTP-01 while a try runs
+//! ```
+//!
+//! Any process with the folder answers a challenge: the validation of a try may reach another one.
+
+use std::fmt::{self, Display, Formatter};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::schedule::Tries;
+
+/// The permissions of everybody but the owner.
+const OF_OTHERS: u32 = 0o077;
+/// The longest file that is read, except for certificates.
+const FILE_MAX_BYTES: u64 = 64 << 10;
+/// The longest token of a challenge.
+const TOKEN_MAX_CHARS: usize = 128;
+const TOKEN: &str = "token-";
+
+/// The folder of an operator's ACME account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StateFolder(PathBuf);
+
+/// The lock of the folder. Dropping it gives the lock back.
+#[derive(Debug)]
+pub(super) struct Locked(#[expect(dead_code, reason = "the lock lasts as long as the file is open")] File);
+
+/// Why the folder cannot be used, with the remedy.
+#[derive(Debug)]
+pub(crate) enum UnusableFolder {
+    Failed(PathBuf, io::Error),
+    NotAFolder(PathBuf),
+    OpenToOthers(PathBuf),
+}
+
+impl StateFolder {
+    /// Checks the folder, which may be missing. Creates nothing.
+    ///
+    /// # Errors
+    /// Returns an error if others may use the folder, or if it cannot be created.
+    pub(crate) fn new(path: PathBuf) -> Result<Self, UnusableFolder> {
+        match fs::metadata(&path) {
+            Ok(found) if !found.is_dir() => Err(UnusableFolder::NotAFolder(path)),
+            Ok(found) if found.mode() & OF_OTHERS != 0 => Err(UnusableFolder::OpenToOthers(path)),
+            Ok(_) => Ok(Self(path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                match fs::metadata(parent.unwrap_or(Path::new("."))) {
+                    Ok(_) => Ok(Self(path)),
+                    Err(error) => Err(UnusableFolder::Failed(path, error)),
+                }
+            }
+            Err(error) => Err(UnusableFolder::Failed(path, error)),
+        }
+    }
+
+    /// Returns the file with the certificate of a name, and its key.
+    pub(crate) fn pair(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.pem"))
+    }
+
+    /// Creates the folder if it is missing, and locks it. Returns `None` while another process, or
+    /// another service of this one, has the lock.
+    pub(super) fn lock(&self) -> io::Result<Option<Locked>> {
+        match DirBuilder::new().mode(0o700).create(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let file = self.file("lock", |options| options.create(true).truncate(false).write(true))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Locked(file))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns what is known about the tries for a name. A file that cannot be understood counts as
+    /// none.
+    pub(super) fn tries(&self, name: &str) -> io::Result<Tries> {
+        let text = self.read(&format!("{name}.json"))?.unwrap_or_default();
+        Ok(serde_json::from_str(&text).unwrap_or_default())
+    }
+
+    pub(super) fn set_tries(&self, _: &Locked, name: &str, tries: &Tries) -> io::Result<()> {
+        let text = serde_json::to_string(tries).map_err(io::Error::other)?;
+        self.replace(&format!("{name}.json"), &text)
+    }
+
+    /// Returns the account, as it was written.
+    pub(super) fn account(&self) -> io::Result<Option<String>> {
+        self.read("account.json")
+    }
+
+    pub(super) fn set_account(&self, _: &Locked, account: &str) -> io::Result<()> {
+        self.replace("account.json", account)
+    }
+
+    /// Forgets an account that the server does not know any more.
+    pub(super) fn forget_account(&self, _: &Locked) -> io::Result<()> {
+        fs::remove_file(self.0.join("account.json"))
+    }
+
+    /// Writes a certificate with its key to a file that is not used yet.
+    pub(super) fn write_new_pair(&self, _: &Locked, name: &str, text: &str) -> io::Result<PathBuf> {
+        let new = format!("{name}.new");
+        self.replace(&new, text)?;
+        Ok(self.0.join(new))
+    }
+
+    /// Puts the certificate that was written before into force.
+    pub(super) fn use_new_pair(&self, _: &Locked, name: &str) -> io::Result<()> {
+        fs::rename(self.0.join(format!("{name}.new")), self.pair(name))?;
+        File::open(&self.0)?.sync_all()
+    }
+
+    /// Returns the answer to TLS-ALPN-01 for a name, while a try runs: a hash in hexadecimal.
+    pub(super) fn challenge(&self, name: &str) -> io::Result<Option<String>> {
+        self.read(&format!("{name}.challenge"))
+    }
+
+    pub(super) fn set_challenge(&self, _: &Locked, name: &str, hash: &str) -> io::Result<()> {
+        self.replace(&format!("{name}.challenge"), hash)
+    }
+
+    /// Returns the answer to HTTP-01 for a token, while a try runs.
+    pub(crate) fn answer(&self, token: &str) -> io::Result<Option<String>> {
+        if !is_token(token) {
+            return Ok(None);
+        }
+        self.read(&format!("{TOKEN}{token}"))
+    }
+
+    pub(super) fn set_answer(&self, _: &Locked, token: &str, answer: &str) -> io::Result<()> {
+        if !is_token(token) {
+            return Err(io::Error::other("the server sent an invalid token"));
+        }
+        self.replace(&format!("{TOKEN}{token}"), answer)
+    }
+
+    /// Removes the answers to all challenges. Nobody else tries while the folder is locked.
+    pub(super) fn remove_answers(&self, _: &Locked) -> io::Result<()> {
+        for entry in fs::read_dir(&self.0)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(TOKEN) || name.ends_with(".challenge") {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<String>> {
+        let file = match File::open(self.0.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut text = String::new();
+        file.take(FILE_MAX_BYTES).read_to_string(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Replaces a file whole: after a crash, it is the old one or the new one.
+    fn replace(&self, name: &str, text: &str) -> io::Result<()> {
+        let mut file = self.file("write", |options| options.create(true).truncate(true).write(true))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(self.0.join("write"), self.0.join(name))?;
+        File::open(&self.0)?.sync_all()
+    }
+
+    /// Opens a file that only this user may use.
+    fn file(&self, name: &str, how: impl FnOnce(&mut OpenOptions) -> &mut OpenOptions) -> io::Result<File> {
+        how(OpenOptions::new().mode(0o600)).open(self.0.join(name))
+    }
+}
+
+/// Returns whether a text has the form of a token: base64url, as RFC 8555 has it.
+fn is_token(text: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=TOKEN_MAX_CHARS).contains(&text.len()) && text.bytes().all(is_valid)
+}
+
+impl Display for UnusableFolder {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(path, error) => write!(f, "cannot use the folder {}: {error}", path.display()),
+            Self::NotAFolder(path) => write!(f, "{} is not a folder", path.display()),
+            Self::OpenToOthers(path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "other users may use the folder {path}, which has private keys: run `chmod go= {path}`"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A path that is removed when the value is dropped.
+    struct Path(PathBuf);
+
+    impl Path {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("spliceway-acme-{name}-{}", std::process::id())))
+        }
+
+        fn mode(&self, name: &str) -> u32 {
+            fs::metadata(self.0.join(name)).unwrap().mode() & 0o777
+        }
+    }
+
+    impl Drop for Path {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn nobody_else_may_read_what_is_created() {
+        let path = Path::new("modes");
+        let folder = StateFolder::new(path.0.clone()).unwrap();
+        assert!(!path.0.exists());
+        let locked = folder.lock().unwrap().unwrap();
+        folder.set_account(&locked, "{}").unwrap();
+        folder.write_new_pair(&locked, "a.test", "pem").unwrap();
+        folder.use_new_pair(&locked, "a.test").unwrap();
+        assert_eq!(path.mode(""), 0o700);
+        for file in ["lock", "account.json", "a.test.pem"] {
+            assert_eq!(path.mode(file), 0o600, "{file}");
+        }
+        fs::set_permissions(&path.0, PermissionsExt::from_mode(0o750)).unwrap();
+        let refused = StateFolder::new(path.0.clone()).unwrap_err().to_string();
+        assert!(refused.contains("chmod go= "), "{refused}");
+    }
+
+    #[test]
+    fn one_holder_has_the_lock_at_a_time() {
+        let path = Path::new("lock");
+        let folder = StateFolder::new(path.0.clone()).unwrap();
+        let locked = folder.lock().unwrap();
+        assert!(locked.is_some() && folder.lock().unwrap().is_none());
+        drop(locked);
+        assert!(folder.lock().unwrap().is_some());
+    }
+
+    #[test]
+    fn only_a_token_of_a_running_try_has_an_answer() {
+        let path = Path::new("answers");
+        let folder = StateFolder::new(path.0.clone()).unwrap();
+        let locked = folder.lock().unwrap().unwrap();
+        folder.set_account(&locked, "secret").unwrap();
+        folder.set_answer(&locked, "a-B_9", "answer").unwrap();
+        folder.set_challenge(&locked, "a.test", "00").unwrap();
+        assert_eq!(folder.answer("a-B_9").unwrap().as_deref(), Some("answer"));
+        for other in ["", "b", "../account.json", "x/../../account.json", &"a".repeat(129)] {
+            assert_eq!(folder.answer(other).unwrap(), None, "{other}");
+        }
+        assert!(folder.set_answer(&locked, "../x", "answer").is_err());
+        folder.remove_answers(&locked).unwrap();
+        assert_eq!(folder.answer("a-B_9").unwrap(), None);
+        assert_eq!(folder.challenge("a.test").unwrap(), None);
+        assert_eq!(folder.account().unwrap().as_deref(), Some("secret"));
+    }
+
+    #[test]
+    fn what_is_known_about_tries_survives_and_a_broken_file_does_not_stop() {
+        let path = Path::new("tries");
+        let folder = StateFolder::new(path.0.clone()).unwrap();
+        let locked = folder.lock().unwrap().unwrap();
+        assert_eq!(folder.tries("a.test").unwrap(), Tries::default());
+        let mut tries = Tries::default();
+        tries.begin("https://a.test/", std::time::SystemTime::now(), 0.5);
+        folder.set_tries(&locked, "a.test", &tries).unwrap();
+        assert_eq!(folder.tries("a.test").unwrap(), tries);
+        fs::write(path.0.join("a.test.json"), "{").unwrap();
+        assert_eq!(folder.tries("a.test").unwrap(), Tries::default());
+    }
+}

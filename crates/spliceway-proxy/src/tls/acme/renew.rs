@@ -1,0 +1,211 @@
+//! Keeps the certificates of a service valid.
+
+use std::fmt::Display;
+use std::future::pending;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+use super::folder::Locked;
+use super::https::{Connect, Https};
+use super::order;
+use super::settings::AcmeSettings;
+use crate::kit::clock::rfc3339_seconds;
+use crate::tls::certificate::{Pair, PairFiles, Validity};
+use crate::tls::crypto::provider;
+use crate::tls::server::Terminator;
+
+/// The time limit for one try.
+const TRY_TIME: Duration = Duration::from_secs(300);
+/// The longest time between two looks at the schedule: another process may have tried.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+/// The wait while another process tries, and after an error of the folder.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// What a step of the schedule has found.
+enum Step {
+    /// Nothing is due before this time.
+    Wait(SystemTime),
+    /// Another process tries.
+    Busy,
+    Tried(Result<Validity, String>, SystemTime),
+}
+
+/// Renews the certificates of a service.
+struct Renewal<'a> {
+    settings: &'a AcmeSettings,
+    provider: Arc<CryptoProvider>,
+    connect: Connect,
+}
+
+impl Renewal<'_> {
+    fn next(&self, name: &str) -> io::Result<SystemTime> {
+        // A pair that cannot be read is replaced.
+        let pair = Pair::read(&self.settings.pair(name), &self.provider).ok();
+        let tries = self.settings.folder.tries(name)?;
+        Ok(tries.next(&self.settings.directory, pair.map(|pair| pair.valid)))
+    }
+
+    /// Tries if a certificate is due.
+    async fn step(&self, name: &str) -> io::Result<Step> {
+        let folder = &self.settings.folder;
+        let next = self.next(name)?;
+        if next > SystemTime::now() {
+            return Ok(Step::Wait(next));
+        }
+        let Some(locked) = folder.lock()? else {
+            return Ok(Step::Busy);
+        };
+        // Another process may have tried before this one had the lock.
+        let (next, now) = (self.next(name)?, SystemTime::now());
+        if next > now {
+            return Ok(Step::Wait(next));
+        }
+        let mut tries = folder.tries(name)?;
+        tries.begin(&self.settings.directory, now, rand::random());
+        folder.set_tries(&locked, name, &tries)?;
+        let retry_after = Arc::default();
+        let tried = match timeout(TRY_TIME, self.order(&locked, name, &retry_after)).await {
+            Ok(tried) => tried,
+            Err(_) => Err(format!("no result within {} s", TRY_TIME.as_secs())),
+        };
+        folder.remove_answers(&locked)?;
+        let now = SystemTime::now();
+        match &tried {
+            Ok(valid) => tries.succeed(*valid, now),
+            Err(_) => {
+                if let Some(asked) = *retry_after.lock() {
+                    tries.wait_until(asked, now);
+                }
+            }
+        }
+        folder.set_tries(&locked, name, &tries)?;
+        let next = tries.next(&self.settings.directory, tried.as_ref().ok().copied());
+        Ok(Step::Tried(tried, next))
+    }
+
+    /// Orders a certificate and puts it into force, if it fits.
+    async fn order(
+        &self,
+        locked: &Locked,
+        name: &str,
+        retry_after: &Arc<Mutex<Option<SystemTime>>>,
+    ) -> Result<Validity, String> {
+        let folder = &self.settings.folder;
+        folder.remove_answers(locked).map_err(|error| error.to_string())?;
+        let ca = self.settings.ca.clone();
+        let roots = spawn_blocking(move || roots(ca))
+            .await
+            .map_err(|error| error.to_string())??;
+        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let https = Https {
+            connect: Arc::clone(&self.connect),
+            config: Arc::new(config),
+            retry_after: Arc::clone(retry_after),
+        };
+        let issued = order::order(self.settings, locked, name, &https).await;
+        let issued = issued.map_err(|error| error.to_string())?;
+        let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
+        let file = folder.write_new_pair(locked, name, &issued);
+        let file = file.map_err(|error| unusable(&error))?;
+        let files = PairFiles {
+            certificate: file.clone(),
+            key: file,
+        };
+        let pair = Pair::read(&files, &self.provider).map_err(|bad| unusable(&bad))?;
+        if !pair.names.iter().any(|issued| **issued == *name) {
+            return Err(unusable(&"it does not have the name"));
+        }
+        let used = folder.use_new_pair(locked, name);
+        used.map_err(|error| unusable(&error))?;
+        Ok(pair.valid)
+    }
+}
+
+/// Keeps the certificates of a service valid. Never returns.
+pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service: &'static str) {
+    let Some(settings) = terminator.acme() else {
+        return pending().await;
+    };
+    let renewal = Renewal {
+        settings,
+        provider: provider(),
+        connect,
+    };
+    loop {
+        let now = SystemTime::now();
+        let mut next = now + LOOK_AGAIN;
+        for name in &settings.names {
+            let at = match renewal.step(name).await {
+                Ok(Step::Wait(at)) => at,
+                Ok(Step::Busy) => now + BUSY,
+                Ok(Step::Tried(tried, at)) => {
+                    terminator.counts().tried(tried.is_ok());
+                    report(service, name, &tried, at);
+                    at
+                }
+                Err(error) => {
+                    tracing::error!(service, "acme: cannot use the folder for {name}: {error}");
+                    now + BUSY
+                }
+            };
+            next = next.min(at);
+        }
+        let wait = next.duration_since(SystemTime::now()).unwrap_or_default();
+        // A second more than needed, because times in the folder have whole seconds.
+        sleep(wait + Duration::from_secs(1)).await;
+    }
+}
+
+fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, next: SystemTime) {
+    let next = rfc3339_seconds(next);
+    match tried {
+        Ok(valid) => {
+            let until = rfc3339_seconds(valid.to);
+            tracing::info!(
+                service,
+                "acme: {name} has a certificate until {until}, and renews it at {next}"
+            );
+        }
+        Err(why) => tracing::error!(
+            service,
+            "acme: no new certificate for {name}: {why}. An old one stays in force. The next try is at {next}"
+        ),
+    }
+}
+
+/// Returns the authorities of a file, or those of the system.
+fn roots(ca: Option<PathBuf>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let Some(file) = ca else {
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs);
+        if roots.is_empty() {
+            return Err("the system has no certificates of authorities: install the package ca-certificates".into());
+        }
+        return Ok(roots);
+    };
+    let bad = |error: &dyn Display| format!("cannot use acme_ca {}: {error}", file.display());
+    let certificates = CertificateDer::pem_file_iter(&file).map_err(|error| bad(&error))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|error| bad(&error))?;
+        roots.add(certificate).map_err(|error| bad(&error))?;
+    }
+    if roots.is_empty() {
+        return Err(bad(&"it has no certificate"));
+    }
+    Ok(roots)
+}
