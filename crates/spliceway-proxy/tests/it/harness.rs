@@ -204,7 +204,7 @@ impl Program {
             program.metrics = Some(address_in(&program.line("metrics listening on ")));
         }
         let mut line = program.line("listening on ");
-        if line.starts_with("admin ") {
+        while line.starts_with("admin ") || line.starts_with("acme ") {
             line = program.line("listening on ");
         }
         program.address = address_in(&line);

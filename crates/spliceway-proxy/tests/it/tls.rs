@@ -1,5 +1,6 @@
 //! A service that ends the TLS of its clients.
 
+mod acme;
 pub(crate) mod client;
 mod distrust;
 mod folder;

@@ -7,6 +7,7 @@ use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::server::ClientHello;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
 /// The protocol by which a server validates a name on the listener itself.
 const PROTOCOL: &[u8] = b"acme-tls/1";
@@ -28,12 +29,14 @@ pub(super) fn answer(name: &str, hash: &str, provider: &Arc<CryptoProvider>) -> 
     certificate.custom_extensions = vec![CustomExtension::new_acme_identifier(&hash)];
     let certificate = certificate.self_signed(&key).ok()?;
     let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let key = provider.key_provider.load_private_key(key.into()).ok()?;
+    // A check of the certificate would refuse the extension, which is critical and unknown to it.
+    let pair = CertifiedKey::new(vec![certificate.der().clone()], key);
     let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
         .with_safe_default_protocol_versions()
         .ok()?
         .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key.into())
-        .ok()?;
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
     config.send_tls13_tickets = 0;
     Some(Arc::new(config))
@@ -53,6 +56,14 @@ fn hash_from(text: &str) -> Option<[u8; HASH_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_challenge_is_answered_with_its_hash() {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = answer("a.test", &"0f".repeat(32), &provider).unwrap();
+        assert_eq!(config.alpn_protocols, [PROTOCOL]);
+        assert!(answer("a.test", "0f", &provider).is_none());
+    }
 
     #[test]
     fn a_hash_is_64_hexadecimal_digits() {

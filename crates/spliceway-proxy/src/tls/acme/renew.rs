@@ -1,9 +1,10 @@
 //! Keeps the certificates of a service valid.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::future::pending;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,6 +13,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
@@ -28,8 +30,10 @@ use crate::tls::server::Terminator;
 const TRY_TIME: Duration = Duration::from_secs(300);
 /// The longest time between two looks at the schedule: another process may have tried.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
-/// The wait while another process tries, and after an error of the folder.
+/// The wait while another process tries.
 const BUSY: Duration = Duration::from_secs(10);
+/// The wait after an error of the folder. No request was sent.
+const UNUSABLE: Duration = Duration::from_secs(60);
 
 /// What a step of the schedule has found.
 enum Step {
@@ -41,32 +45,47 @@ enum Step {
 }
 
 /// Renews the certificates of a service.
-struct Renewal<'a> {
-    settings: &'a AcmeSettings,
+#[derive(Clone)]
+struct Renewal {
+    settings: AcmeSettings,
     provider: Arc<CryptoProvider>,
     connect: Connect,
 }
 
-impl Renewal<'_> {
-    fn next(&self, name: &str) -> io::Result<SystemTime> {
-        // A pair that cannot be read is replaced.
-        let pair = Pair::read(&self.settings.pair(name), &self.provider).ok();
+impl Renewal {
+    fn next(&self, name: &str, now: SystemTime) -> io::Result<SystemTime> {
+        let files = self.settings.pair(name);
+        let valid = match File::open(&files.certificate) {
+            // A pair that can be read and is not valid is replaced.
+            Ok(_) => Pair::read(&files, &self.provider).ok().map(|pair| pair.valid),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
         let tries = self.settings.folder.tries(name)?;
-        Ok(tries.next(&self.settings.directory, pair.map(|pair| pair.valid)))
+        Ok(tries.next(&self.settings.directory, valid, now))
+    }
+
+    /// Does a step in a thread that serves no session, because it writes files. A reload does not
+    /// stop a try that has begun.
+    async fn step_aside(&self, name: &str) -> io::Result<Step> {
+        let (renewal, name, runtime) = (self.clone(), name.to_owned(), Handle::current());
+        let step = spawn_blocking(move || runtime.block_on(renewal.step(&name)));
+        step.await.map_err(io::Error::other)?
     }
 
     /// Tries if a certificate is due.
     async fn step(&self, name: &str) -> io::Result<Step> {
-        let folder = &self.settings.folder;
-        let next = self.next(name)?;
-        if next > SystemTime::now() {
+        let (folder, now) = (&self.settings.folder, SystemTime::now());
+        let next = self.next(name, now)?;
+        if next > now {
             return Ok(Step::Wait(next));
         }
         let Some(locked) = folder.lock()? else {
             return Ok(Step::Busy);
         };
         // Another process may have tried before this one had the lock.
-        let (next, now) = (self.next(name)?, SystemTime::now());
+        let now = SystemTime::now();
+        let next = self.next(name, now)?;
         if next > now {
             return Ok(Step::Wait(next));
         }
@@ -89,7 +108,7 @@ impl Renewal<'_> {
             }
         }
         folder.set_tries(&locked, name, &tries)?;
-        let next = tries.next(&self.settings.directory, tried.as_ref().ok().copied());
+        let next = tries.next(&self.settings.directory, tried.as_ref().ok().copied(), now);
         Ok(Step::Tried(tried, next))
     }
 
@@ -102,21 +121,17 @@ impl Renewal<'_> {
     ) -> Result<Validity, String> {
         let folder = &self.settings.folder;
         folder.remove_answers(locked).map_err(|error| error.to_string())?;
-        let ca = self.settings.ca.clone();
-        let roots = spawn_blocking(move || roots(ca))
-            .await
-            .map_err(|error| error.to_string())??;
         let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?
-            .with_root_certificates(roots)
+            .with_root_certificates(roots(self.settings.ca.as_deref())?)
             .with_no_client_auth();
         let https = Https {
             connect: Arc::clone(&self.connect),
             config: Arc::new(config),
             retry_after: Arc::clone(retry_after),
         };
-        let issued = order::order(self.settings, locked, name, &https).await;
+        let issued = order::order(&self.settings, locked, name, &https).await;
         let issued = issued.map_err(|error| error.to_string())?;
         let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
         let file = folder.write_new_pair(locked, name, &issued);
@@ -141,7 +156,7 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
         return pending().await;
     };
     let renewal = Renewal {
-        settings,
+        settings: settings.clone(),
         provider: provider(),
         connect,
     };
@@ -149,7 +164,7 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
         let now = SystemTime::now();
         let mut next = now + LOOK_AGAIN;
         for name in &settings.names {
-            let at = match renewal.step(name).await {
+            let at = match renewal.step_aside(name).await {
                 Ok(Step::Wait(at)) => at,
                 Ok(Step::Busy) => now + BUSY,
                 Ok(Step::Tried(tried, at)) => {
@@ -159,7 +174,7 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
                 }
                 Err(error) => {
                     tracing::error!(service, "acme: cannot use the folder for {name}: {error}");
-                    now + BUSY
+                    now + UNUSABLE
                 }
             };
             next = next.min(at);
@@ -188,7 +203,7 @@ fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, n
 }
 
 /// Returns the authorities of a file, or those of the system.
-fn roots(ca: Option<PathBuf>) -> Result<RootCertStore, String> {
+fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let Some(file) = ca else {
         let found = rustls_native_certs::load_native_certs();
@@ -199,7 +214,7 @@ fn roots(ca: Option<PathBuf>) -> Result<RootCertStore, String> {
         return Ok(roots);
     };
     let bad = |error: &dyn Display| format!("cannot use acme_ca {}: {error}", file.display());
-    let certificates = CertificateDer::pem_file_iter(&file).map_err(|error| bad(&error))?;
+    let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
     for certificate in certificates {
         let certificate = certificate.map_err(|error| bad(&error))?;
         roots.add(certificate).map_err(|error| bad(&error))?;

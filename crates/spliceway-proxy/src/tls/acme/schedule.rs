@@ -60,9 +60,10 @@ impl Tries {
     }
 
     /// Returns when to try next. `valid` is the validity of the certificate, if there is one.
-    pub(super) fn next(&self, directory: &str, valid: Option<Validity>) -> SystemTime {
-        if self.directory != directory {
-            // Nothing is known about this directory.
+    pub(super) fn next(&self, directory: &str, valid: Option<Validity>, now: SystemTime) -> SystemTime {
+        // Nothing is known about another directory. A longer wait than any of this module comes
+        // from a clock that was wrong.
+        if self.directory != directory || self.not_before > seconds(now + LONGEST_REQUEST) {
             return SystemTime::UNIX_EPOCH;
         }
         let renewal = valid.map_or(SystemTime::UNIX_EPOCH, renewal);
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_missing_certificate_is_ordered_at_once() {
-        assert!(Tries::default().next(URL, None) <= at(0));
+        assert!(Tries::default().next(URL, None, at(0)) <= at(0));
     }
 
     #[test]
@@ -117,7 +118,7 @@ mod tests {
         let mut different = std::collections::HashSet::new();
         for end in 90_000..90_100 {
             tries.succeed(valid(0, end), at(0));
-            let next = tries.next(URL, Some(valid(0, end)));
+            let next = tries.next(URL, Some(valid(0, end)), at(0));
             assert!(
                 next >= at(end * 2 / 3) && next <= at(end * 2 / 3 + end / 30 + 1),
                 "{next:?}"
@@ -135,13 +136,13 @@ mod tests {
                 60, 120, 240, 480, 960, 1920, 3840, 7680, 15360, 30720, 61440, 86400, 86400,
             ] {
                 tries.begin(URL, at(now), random);
-                let next = seconds(tries.next(URL, None));
+                let next = seconds(tries.next(URL, None, at(now)));
                 assert!(next >= now + expected && next <= now + expected * 5 / 4 + 1);
                 now = next;
             }
             tries.failures = u32::MAX;
             tries.begin(URL, at(now), random);
-            assert!(tries.next(URL, None) >= at(now + 86_400));
+            assert!(tries.next(URL, None, at(now)) >= at(now + 86_400));
         }
     }
 
@@ -149,7 +150,7 @@ mod tests {
     fn a_failed_renewal_waits_although_the_certificate_is_old() {
         let mut tries = Tries::default();
         tries.begin(URL, at(900), 0.0);
-        assert_eq!(tries.next(URL, Some(valid(0, 100))), at(960));
+        assert_eq!(tries.next(URL, Some(valid(0, 100)), at(900)), at(960));
     }
 
     #[test]
@@ -157,11 +158,11 @@ mod tests {
         let mut tries = Tries::default();
         tries.begin(URL, at(0), 0.0);
         tries.wait_until(at(30), at(0));
-        assert_eq!(tries.next(URL, None), at(60));
+        assert_eq!(tries.next(URL, None, at(0)), at(60));
         tries.wait_until(at(5000), at(0));
-        assert_eq!(tries.next(URL, None), at(5000));
+        assert_eq!(tries.next(URL, None, at(0)), at(5000));
         tries.wait_until(at(1 << 40), at(0));
-        assert_eq!(tries.next(URL, None), at(7 * 86_400));
+        assert_eq!(tries.next(URL, None, at(0)), at(7 * 86_400));
     }
 
     #[test]
@@ -170,15 +171,23 @@ mod tests {
         tries.begin(URL, at(1000), 0.0);
         for (issued, pause) in [(valid(0, 900), 60), (valid(10, 5), 5), (valid(0, 30), 10)] {
             tries.succeed(issued, at(1000));
-            assert_eq!(tries.next(URL, Some(issued)), at(1000 + pause));
+            assert_eq!(tries.next(URL, Some(issued), at(1000)), at(1000 + pause));
         }
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_does_not_stop_renewals() {
+        let mut tries = Tries::default();
+        tries.begin(URL, at(1 << 40), 0.0);
+        assert!(tries.next(URL, None, at(1000)) <= at(0));
+        assert!(tries.next(URL, None, at(1 << 40)) > at(1 << 40));
     }
 
     #[test]
     fn another_directory_is_asked_at_once() {
         let mut tries = Tries::default();
         tries.begin(URL, at(0), 0.0);
-        assert!(tries.next("https://b.test/", Some(valid(0, 1 << 40))) <= at(0));
+        assert!(tries.next("https://b.test/", Some(valid(0, 1 << 40)), at(0)) <= at(0));
         tries.begin("https://b.test/", at(0), 0.0);
         assert_eq!(tries.failures, 1);
     }

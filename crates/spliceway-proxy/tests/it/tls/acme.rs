@@ -1,0 +1,349 @@
+//! Certificates that an ACME server issues. The server is Pebble, the test server of Let's Encrypt.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Message, OpCode};
+use hickory_proto::rr::{RData, Record, RecordType, rdata};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use spliceway_net::has_tool;
+
+use super::client::{Client, Config, Pair};
+use crate::harness::{
+    Folder, PATIENCE, Program, TextFile, connect, echo, let_pass, read_all, refused_to_start, refusing,
+};
+
+/// A certificate that lasts long.
+const LONG: u32 = 86_400;
+/// A lifetime, in seconds, that leaves time for a look at the files before the renewal.
+const SHORT: u32 = 24;
+const ORDER: &str = "POST /order-plz";
+const ISSUED: &str = "has a certificate until";
+const READ: &str = "read the changed certificates";
+
+/// A running Pebble, which is killed when this value is dropped.
+struct Pebble {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+    address: SocketAddr,
+    authority: Pair,
+    _config: TextFile,
+}
+
+impl Pebble {
+    /// Starts a server that validates names on these ports. Returns `None` if it is not installed.
+    fn start(tls_port: u16, http_port: u16, lifetime: u32) -> Option<Self> {
+        if !has_tool("pebble", "pebble") {
+            return None;
+        }
+        let (authority, address) = (Pair::new(&["localhost"]), refusing());
+        let config = TextFile::new(&format!(
+            r#"{{"pebble": {{"listenAddress": "{address}", "certificate": "{}", "privateKey": "{}",
+                "tlsPort": {tls_port}, "httpPort": {http_port}, "keyAlgorithm": "ecdsa",
+                "profiles": {{"only": {{"description": "", "validityPeriod": {lifetime}}}}}}}}}"#,
+            authority.certificate.path(),
+            authority.key.path()
+        ));
+        let mut child = Command::new("pebble")
+            .args(["-config", config.path(), "-strict", "-dnsserver"])
+            .arg(name_server().to_string())
+            .env("PEBBLE_VA_NOSLEEP", "1")
+            .env("PEBBLE_WFE_NONCEREJECT", "0")
+            .env("PEBBLE_AUTHZREUSE", "0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (stdout, log) = (child.stdout.take().unwrap(), Arc::new(Mutex::new(Vec::new())));
+        let lines = Arc::clone(&log);
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                lines.lock().unwrap().push(line);
+            }
+        });
+        let until = Instant::now() + PATIENCE;
+        while TcpStream::connect(address).is_err() {
+            assert!(Instant::now() < until, "{:#?}", log.lock().unwrap());
+            let_pass(Duration::from_millis(10));
+        }
+        Some(Self {
+            child,
+            log,
+            address,
+            authority,
+            _config: config,
+        })
+    }
+
+    /// Returns the number of requests so far.
+    fn requests(&self, of: &str) -> usize {
+        let log = self.log.lock().unwrap();
+        log.iter().filter(|line| line.contains(of)).count()
+    }
+
+    /// Returns the arguments of a service with this name and this folder.
+    fn arguments(&self, name: &str, state: &State) -> Vec<String> {
+        let directory = format!("https://localhost:{}/dir", self.address.port());
+        let arguments = [
+            ["--acme", name],
+            ["--acme-state", state.path()],
+            ["--acme-directory", &directory],
+            ["--acme-ca", self.authority.certificate.path()],
+            ["--acme-email", "admin@a.test"],
+        ];
+        let mut arguments: Vec<_> = arguments.concat().into_iter().map(ToOwned::to_owned).collect();
+        arguments.push("--acme-accept-terms".to_owned());
+        arguments
+    }
+
+    fn stop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Pebble {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Starts a name server, which Pebble asks over TCP. Every name has the address of this machine.
+fn name_server() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            thread::spawn(move || {
+                let mut length = [0; 2];
+                while stream.read_exact(&mut length).is_ok() {
+                    let mut question = vec![0; u16::from_be_bytes(length).into()];
+                    stream.read_exact(&mut question).unwrap();
+                    let answer = answer(&Message::from_vec(&question).unwrap());
+                    let length = u16::try_from(answer.len()).unwrap().to_be_bytes();
+                    stream.write_all(&[&length, &answer[..]].concat()).unwrap();
+                }
+            });
+        }
+    });
+    address
+}
+
+fn answer(question: &Message) -> Vec<u8> {
+    let query = question.queries[0].clone();
+    let mut answer = Message::response(question.metadata.id, OpCode::Query);
+    answer.add_query(query.clone());
+    if query.query_type() == RecordType::A {
+        let data = RData::A(rdata::A(Ipv4Addr::LOCALHOST));
+        answer.add_answer(Record::from_rdata(query.name().clone(), 60, data));
+    }
+    answer.to_vec().unwrap()
+}
+
+/// A folder of the program, which the program creates.
+struct State(Folder, PathBuf);
+
+impl State {
+    fn new(name: &str) -> Self {
+        let folder = Folder::new(name);
+        let path = folder.0.join("state");
+        Self(folder, path)
+    }
+
+    fn path(&self) -> &str {
+        self.1.to_str().unwrap()
+    }
+
+    fn certificate(&self, name: &str) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.1.join(format!("{name}.pem"))).unwrap()
+    }
+}
+
+/// Starts a forwarder to an echo.
+fn forward(address: SocketAddr, arguments: &[String]) -> Program {
+    let (address, target) = (address.to_string(), echo("127.0.0.1:0").to_string());
+    let mut all = vec!["forward", "-l", &address, "-r", &target, "--metrics", "127.0.0.1:0"];
+    all.extend(arguments.iter().map(String::as_str));
+    Program::start(&all)
+}
+
+fn client(address: SocketAddr, name: &'static str) -> Client {
+    let config = Config::anything().name(Some(name));
+    let mut client = Client::over(connect(address), &config).unwrap();
+    assert_eq!(client.exchange(b"abc").unwrap(), b"abc");
+    client
+}
+
+#[test]
+fn a_certificate_is_issued_and_renewed_on_the_listener_itself() {
+    let (address, state) = (refusing(), State::new("acme-alpn"));
+    let Some(pebble) = Pebble::start(address.port(), 1, SHORT) else {
+        return;
+    };
+    let mut program = forward(address, &pebble.arguments("a.test", &state));
+    program.line(ISSUED);
+    program.line(READ);
+    let mut old = Client::over(connect(address), &Config::anything()).unwrap();
+    let first = state.certificate("a.test");
+    assert!(old.certificate() == first);
+    old.send(b"abc");
+    assert_eq!(old.receive(3), b"abc");
+    program.line(ISSUED);
+    program.line(READ);
+    let second = state.certificate("a.test");
+    assert!(second != first && client(address, "a.test").certificate() == second);
+    // A session outlives the certificate that it began with.
+    assert_eq!(old.exchange(b"def").unwrap(), b"def");
+    assert_eq!(pebble.requests(ORDER), 2);
+    assert_eq!(pebble.requests("POST /sign-me-up"), 1);
+    assert_eq!(program.sum("spliceway_acme_tries_total", &["result=\"ok\""]), 2);
+    assert_eq!(program.sum("spliceway_acme_tries_total", &["result=\"failed\""]), 0);
+    // The validations are no sessions of clients.
+    assert!(program.lines_with("the ACME server has validated a.test") >= 2);
+}
+
+#[test]
+fn a_certificate_is_issued_through_a_listener_for_http() {
+    let (address, http, state) = (refusing(), refusing(), State::new("acme-http"));
+    let Some(pebble) = Pebble::start(1, http.port(), LONG) else {
+        return;
+    };
+    let mut arguments = pebble.arguments("b.test", &state);
+    arguments.extend(["--acme-http".to_owned(), http.to_string()]);
+    let mut program = forward(address, &arguments);
+    program.line(ISSUED);
+    program.line(READ);
+    assert!(client(address, "b.test").certificate() == state.certificate("b.test"));
+    for path in [
+        "/",
+        "/.well-known/acme-challenge/none",
+        "/.well-known/acme-challenge/../account.json",
+    ] {
+        let mut request = connect(http);
+        write!(request, "GET {path} HTTP/1.1\r\nHost: b.test\r\n\r\n").unwrap();
+        let answer = String::from_utf8(read_all(&request)).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn a_failed_try_is_not_repeated_before_its_time_even_by_a_restart() {
+    let (address, state) = (refusing(), State::new("acme-failing"));
+    // Nothing listens where the server validates the name.
+    let Some(pebble) = Pebble::start(refusing().port(), 1, LONG) else {
+        return;
+    };
+    let arguments = pebble.arguments("c.test", &state);
+    for restart in 0..3 {
+        let mut program = forward(address, &arguments);
+        if restart == 0 {
+            let line = program.line("no new certificate for c.test");
+            assert!(
+                line.contains("could not validate the name") && line.contains("The next try is at"),
+                "{line}"
+            );
+            assert_eq!(program.sum("spliceway_acme_tries_total", &["result=\"failed\""]), 1);
+        }
+        let refused = Client::over(connect(address), &Config::anything().name(Some("c.test")));
+        assert!(refused.err().unwrap().to_string().contains("InternalError"));
+        assert!(program.line("end=").contains("denied:tls_no_certificate"));
+        // The claim is that nothing happens meanwhile.
+        let_pass(Duration::from_secs(2));
+        assert_eq!(pebble.requests(ORDER), 1);
+        assert!(program.get("/readyz").starts_with("HTTP/1.1 200 "));
+    }
+}
+
+#[test]
+fn two_processes_with_one_folder_order_once() {
+    let (address, state) = (refusing(), State::new("acme-two"));
+    let Some(pebble) = Pebble::start(address.port(), 1, LONG) else {
+        return;
+    };
+    let arguments = pebble.arguments("d.test", &state);
+    // The server reaches only the first one, which answers for the other one too.
+    let mut programs = [address, refusing()].map(|address| forward(address, &arguments));
+    for program in &mut programs {
+        program.line(READ);
+        assert!(client(program.address, "d.test").certificate() == state.certificate("d.test"));
+    }
+    assert_eq!(pebble.requests(ORDER), 1);
+    let sums = programs.map(|program| program.sum("spliceway_acme_tries_total", &["result=\"ok\""]));
+    assert_eq!(sums.iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn a_server_that_is_down_leaves_the_old_certificate_in_force() {
+    let (address, state) = (refusing(), State::new("acme-down"));
+    let Some(mut pebble) = Pebble::start(address.port(), 1, SHORT) else {
+        return;
+    };
+    let mut program = forward(address, &pebble.arguments("e.test", &state));
+    program.line(READ);
+    pebble.stop();
+    let line = program.line("no new certificate for e.test");
+    for part in ["/dir failed", "An old one stays in force"] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(client(address, "e.test").certificate() == state.certificate("e.test"));
+}
+
+#[test]
+fn a_router_passes_the_validation_to_the_service_that_owns_the_name() {
+    let (router, state) = (refusing(), State::new("acme-sni"));
+    let Some(pebble) = Pebble::start(router.port(), 1, LONG) else {
+        return;
+    };
+    let address = refusing();
+    let (listen, route) = (router.to_string(), format!("f.test={address}"));
+    let _router = Program::start(&["sni", "-l", &listen, "--route", &route]);
+    let mut program = forward(address, &pebble.arguments("f.test", &state));
+    program.line(READ);
+    assert!(client(router, "f.test").certificate() == state.certificate("f.test"));
+}
+
+#[test]
+fn what_contradicts_or_lacks_is_named_at_the_start() {
+    let state = State::new("acme-faults");
+    let target = refusing().to_string();
+    let start = ["forward", "-l", "127.0.0.1:0", "-r", &target];
+    let folder = ["--acme-state", state.path()];
+    let terms = ["--acme-accept-terms"];
+    for (arguments, expected) in [
+        ([&["--acme", "*.a.test"][..], &folder, &terms].concat(), "without `*`"),
+        (
+            [&["--acme", "127.0.0.1"][..], &folder, &terms].concat(),
+            "www.example.com",
+        ),
+        ([&["--acme", "a.test"][..], &folder].concat(), "--acme-accept-terms"),
+        ([&["--acme", "a.test"][..], &terms].concat(), "--acme-state"),
+        (
+            [&["--acme", "a.test", "--tls-cert", "a", "--tls-key", "b"][..], &folder].concat(),
+            "cannot be used with",
+        ),
+        (
+            [
+                &["--acme", "a.test", "--acme-directory", "http://a.test/"][..],
+                &folder,
+                &terms,
+            ]
+            .concat(),
+            "https://acme.example.com",
+        ),
+    ] {
+        let stderr = refused_to_start(&[&start[..], &arguments].concat());
+        assert!(stderr.contains(expected), "{expected}: {stderr}");
+    }
+    fs::create_dir(&state.1).unwrap();
+    fs::set_permissions(&state.1, PermissionsExt::from_mode(0o755)).unwrap();
+    let stderr = refused_to_start(&[&start[..], &["--acme", "a.test"], &folder, &terms].concat());
+    assert!(stderr.contains("chmod go= "), "{stderr}");
+}
