@@ -149,21 +149,26 @@ fn answer(question: &Message) -> Vec<u8> {
 }
 
 /// A folder of the program, which the program creates.
-struct State(Folder, PathBuf);
+struct State {
+    path: PathBuf,
+    _parent: Folder,
+}
 
 impl State {
     fn new(name: &str) -> Self {
-        let folder = Folder::new(name);
-        let path = folder.0.join("state");
-        Self(folder, path)
+        let parent = Folder::new(name);
+        Self {
+            path: parent.0.join("state"),
+            _parent: parent,
+        }
     }
 
     fn path(&self) -> &str {
-        self.1.to_str().unwrap()
+        self.path.to_str().unwrap()
     }
 
     fn certificate(&self, name: &str) -> CertificateDer<'static> {
-        CertificateDer::from_pem_file(self.1.join(format!("{name}.pem"))).unwrap()
+        CertificateDer::from_pem_file(self.path.join(format!("{name}.pem"))).unwrap()
     }
 }
 
@@ -342,8 +347,8 @@ fn what_contradicts_or_lacks_is_named_at_the_start() {
         let stderr = refused_to_start(&[&start[..], &arguments].concat());
         assert!(stderr.contains(expected), "{expected}: {stderr}");
     }
-    fs::create_dir(&state.1).unwrap();
-    fs::set_permissions(&state.1, PermissionsExt::from_mode(0o755)).unwrap();
+    fs::create_dir(&state.path).unwrap();
+    fs::set_permissions(&state.path, PermissionsExt::from_mode(0o755)).unwrap();
     let stderr = refused_to_start(&[&start[..], &["--acme", "a.test"], &folder, &terms].concat());
     assert!(stderr.contains("chmod go= "), "{stderr}");
 }
