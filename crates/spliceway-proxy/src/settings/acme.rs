@@ -6,6 +6,9 @@ use super::config::{Acme, AcmeName, File, List, Value, parsed};
 use super::origin::{Fault, Origin};
 use crate::tls::acme::{AcmeSettings, StateFolder};
 
+/// The directory if the operator names none.
+const LETS_ENCRYPT: &str = "https://acme-v02.api.letsencrypt.org/directory";
+
 /// Returns how the certificates for these names are issued.
 pub(super) fn settings(names: &List<AcmeName>, acme: &Acme, origin: &Origin) -> Result<AcmeSettings, Fault> {
     if names.is_empty() {
@@ -23,7 +26,7 @@ pub(super) fn settings(names: &List<AcmeName>, acme: &Acme, origin: &Origin) -> 
     let path = |file: &Value<File>| file.path(origin.folder_of(file.at()).as_deref());
     Ok(AcmeSettings {
         names: names.parsed(),
-        directory: acme.directory().into(),
+        directory: parsed(&acme.directory).map_or_else(|| LETS_ENCRYPT.to_owned(), Into::into),
         folder: folder(acme, names.at(), origin)?,
         email: parsed(&acme.email),
         ca: acme.ca.as_ref().map(path),

@@ -12,7 +12,7 @@ use super::certificate::Pair;
 /// The certificates of a listener.
 #[derive(Debug)]
 pub(crate) struct Pairs {
-    /// In the operator's order. There is at least one, except before the first certificate is issued.
+    /// In the operator's order. There is at least one, except before ACME has issued the first.
     pairs: Vec<Pair>,
     /// The positions of the pairs that have a name. Several pairs may have the same name, with keys
     /// of different types.

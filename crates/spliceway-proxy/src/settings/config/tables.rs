@@ -214,8 +214,8 @@ tables! {
         state: Value<File> => ACME.named("acme-state").takes("FOLDER").requires("acme");
         /// Accept the terms of service of the ACME server
         accept_terms: Value<Flag> = (false) => ACME.named("acme-accept-terms").requires("acme");
-        /// URL of the ACME server's directory
-        directory: Value<Directory> = "https://acme-v02.api.letsencrypt.org/directory"
+        /// URL of the ACME server's directory [default: that of Let's Encrypt]
+        directory: Value<Directory>
             => ACME.named("acme-directory").takes("URL").rare().requires("acme");
         /// Address at which the operator of the ACME server reaches you
         email: Value<Email> => ACME.named("acme-email").takes("ADDR").rare().requires("acme");
