@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderMap, HeaderValue, RETRY_AFTER};
-use hyper::{Request, Response, StatusCode, Uri};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use instant_acme::{BodyWrapper, BytesResponse, HttpClient};
 use parking_lot::Mutex;
@@ -66,7 +66,7 @@ impl HttpClient for Https {
 
 impl Https {
     async fn exchange(&self, mut request: Request<BodyWrapper<Bytes>>) -> Result<Response<Full<Bytes>>, Failure> {
-        let uri = std::mem::take(request.uri_mut());
+        let (uri, is_get) = (std::mem::take(request.uri_mut()), request.method() == Method::GET);
         if uri.scheme_str() != Some("https") {
             return Err("expected a URL that begins with https://".into());
         }
@@ -92,6 +92,10 @@ impl Https {
         let is_refused = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&answer.status());
         if is_refused && let Some(asked) = asked(answer.headers(), SystemTime::now()) {
             *self.retry_after.lock() = Some(asked);
+        }
+        // The library takes every answer to GET for a directory. Other answers tell what is wrong.
+        if is_get && !answer.status().is_success() {
+            return Err(format!("the server answers {}", answer.status()).into());
         }
         Ok(answer)
     }

@@ -8,17 +8,20 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hickory_proto::op::{Message, OpCode};
 use hickory_proto::rr::{RData, Record, RecordType, rdata};
-use rustls::pki_types::CertificateDer;
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use spliceway_net::has_tool;
 
 use super::client::{Client, Config, Pair};
+use crate::handover::upgrade;
 use crate::harness::{
-    Folder, PATIENCE, Program, TextFile, connect, echo, let_pass, read_all, refused_to_start, refusing,
+    Folder, PATIENCE, Program, TextFile, connect, echo, let_pass, listen, read_all, refused_to_start, refusing,
 };
 
 /// A certificate that lasts long.
@@ -89,19 +92,8 @@ impl Pebble {
         log.iter().filter(|line| line.contains(of)).count()
     }
 
-    /// Returns the arguments of a service with this name and this folder.
     fn arguments(&self, name: &str, state: &State) -> Vec<String> {
-        let directory = format!("https://localhost:{}/dir", self.address.port());
-        let arguments = [
-            ["--acme", name],
-            ["--acme-state", state.path()],
-            ["--acme-directory", &directory],
-            ["--acme-ca", self.authority.certificate.path()],
-            ["--acme-email", "admin@a.test"],
-        ];
-        let mut arguments: Vec<_> = arguments.concat().into_iter().map(ToOwned::to_owned).collect();
-        arguments.push("--acme-accept-terms".to_owned());
-        arguments
+        arguments(name, state, self.address, &self.authority)
     }
 
     fn stop(&mut self) {
@@ -114,6 +106,21 @@ impl Drop for Pebble {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Returns the arguments of a service with this name, for which this server issues certificates.
+fn arguments(name: &str, state: &State, server: SocketAddr, authority: &Pair) -> Vec<String> {
+    let directory = format!("https://localhost:{}/dir", server.port());
+    let arguments = [
+        ["--acme", name],
+        ["--acme-state", state.path()],
+        ["--acme-directory", &directory],
+        ["--acme-ca", authority.certificate.path()],
+        ["--acme-email", "admin@a.test"],
+    ];
+    let mut arguments: Vec<_> = arguments.concat().into_iter().map(ToOwned::to_owned).collect();
+    arguments.push("--acme-accept-terms".to_owned());
+    arguments
 }
 
 /// Starts a name server, which Pebble asks over TCP. Every name has the address of this machine.
@@ -286,6 +293,25 @@ fn two_processes_with_one_folder_order_once() {
 }
 
 #[test]
+fn after_an_upgrade_the_new_process_serves_and_renews_the_certificate() {
+    let (address, state) = (refusing(), State::new("acme-upgrade"));
+    let Some(pebble) = Pebble::start(address.port(), 1, SHORT) else {
+        return;
+    };
+    let mut program = forward(address, &pebble.arguments("h.test", &state));
+    program.line(READ);
+    let next = upgrade(&mut program, None);
+    let first = state.certificate("h.test");
+    assert!(client(address, "h.test").certificate() == first);
+    program.line(ISSUED);
+    program.line(READ);
+    let second = state.certificate("h.test");
+    assert!(second != first && client(address, "h.test").certificate() == second);
+    assert_eq!(pebble.requests("POST /sign-me-up"), 1);
+    drop(next);
+}
+
+#[test]
 fn a_server_that_is_down_leaves_the_old_certificate_in_force() {
     let (address, state) = (refusing(), State::new("acme-down"));
     let Some(mut pebble) = Pebble::start(address.port(), 1, SHORT) else {
@@ -299,6 +325,58 @@ fn a_server_that_is_down_leaves_the_old_certificate_in_force() {
         assert!(line.contains(part), "{line}");
     }
     assert!(client(address, "e.test").certificate() == state.certificate("e.test"));
+}
+
+/// Starts a server that answers one request with this, and counts requests.
+fn busy_server(pair: &Pair, answer: &'static str) -> (SocketAddr, Arc<Mutex<usize>>) {
+    let (listener, address) = listen();
+    let key = PrivateKeyDer::from_pem_file(&pair.key.0).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![pair.der()], key)
+        .unwrap();
+    let (config, count) = (Arc::new(config), Arc::new(Mutex::new(0)));
+    let requests = Arc::clone(&count);
+    thread::spawn(move || {
+        while let Ok((socket, _)) = listener.accept() {
+            let mut stream = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), socket);
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            *requests.lock().unwrap() += 1;
+            stream.write_all(answer.as_bytes()).unwrap();
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+        }
+    });
+    (address, count)
+}
+
+#[test]
+fn a_server_that_asks_for_patience_gets_it() {
+    let (authority, state) = (Pair::new(&["localhost"]), State::new("acme-busy"));
+    let answer = "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7200\r\nContent-Length: 2\r\n\r\n{}";
+    let (server, count) = busy_server(&authority, answer);
+    let arguments = arguments("g.test", &state, server, &authority);
+    for restart in 0..2 {
+        let mut program = forward(refusing(), &arguments);
+        if restart == 0 {
+            let line = program.line("no new certificate for g.test");
+            assert!(line.contains("429 Too Many Requests"), "{line}");
+        } else {
+            let_pass(Duration::from_secs(2));
+        }
+    }
+    let tries = fs::read_to_string(state.path.join("g.test.json")).unwrap();
+    let tries: serde_json::Value = serde_json::from_str(&tries).unwrap();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    assert!(tries["not_before"].as_u64().unwrap() > now.as_secs() + 7000, "{tries}");
+    assert_eq!(*count.lock().unwrap(), 1);
 }
 
 #[test]
