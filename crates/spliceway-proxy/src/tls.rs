@@ -9,6 +9,8 @@
 //!   files ─ certificate ─▶ Pair ──┼─ client ─▶ Originator ─ connect ─▶ TlsStream
 //!                ClientSettings ──┘
 //! ```
+//!
+//! The operator has the files, or [`acme`] writes them.
 
 #[cfg_attr(not(feature = "tls"), path = "tls/no_acme.rs")]
 pub(crate) mod acme;
