@@ -32,6 +32,7 @@ pub(super) fn toml(mut config: Config) -> String {
         for files in [&mut service.tls_cert, &mut service.tls_key] {
             *files = files.take().map(List::<File>::absolute);
         }
+        service.tls_dir = service.tls_dir.take().map(Value::<File>::absolute);
         let target_tls = [&mut service.target_tls_ca, &mut service.target_tls_cert];
         for file in target_tls.into_iter().chain([&mut service.target_tls_key]) {
             *file = file.take().map(Value::<File>::absolute);

@@ -161,7 +161,7 @@ fn protocols(service: &Service) -> Result<OfferedProtocols, Fault> {
         let why = "has pass and other protocols: expected pass alone, or a list of protocols";
         return Err(Fault::new(at, "target_tls_alpn", why));
     }
-    if service.tls_cert.is_none() {
+    if service.tls_cert.is_none() && service.tls_dir.is_none() && service.acme.is_none() {
         let why = "is pass, and clients speak no TLS to this service: expected a list of protocols, or tls_cert";
         return Err(Fault::new(at, "target_tls_alpn", why));
     }

@@ -1,5 +1,6 @@
 //! A service that speaks TLS to its targets.
 
+use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
@@ -10,7 +11,7 @@ use super::client::{Client, Config, Pair, TLS12, TLS13};
 use super::server::{ANY, Authority, Server, Speaks};
 use crate::handover::upgrade;
 use crate::harness::{
-    Program, TextFile, accept, assert_same, echo, listen, pattern, read_all, read_exactly, send_and_finish,
+    Folder, Program, TextFile, accept, assert_same, echo, listen, pattern, read_all, read_exactly, send_and_finish,
 };
 
 /// Starts a forwarder to these targets, which trusts the authority in this file.
@@ -266,11 +267,17 @@ fn a_target_is_offered_a_list_of_protocols_or_that_of_the_client() {
         "--target-tls-alpn",
         "pass",
     ];
-    let program = forward(&[&server.target()], &ca, &[&pair.arguments()[..], &arguments].concat());
-    for offered in [&["h2"][..], &["http/1.1"], &[]] {
-        let client = Client::connect(&program, &Config::new(&pair).alpn(offered)).unwrap();
-        assert_eq!(client.protocol().as_deref(), offered.first().copied());
-        assert_eq!(server.accept().protocol().as_deref(), offered.first().copied());
+    let folder = Folder::new("originate-pass");
+    fs::copy(&pair.certificate.0, folder.0.join("a.crt")).unwrap();
+    fs::copy(&pair.key.0, folder.0.join("a.key")).unwrap();
+    let in_folder = ["--tls-dir", folder.0.to_str().unwrap()];
+    for certificates in [&pair.arguments()[..], &in_folder] {
+        let program = forward(&[&server.target()], &ca, &[certificates, &arguments].concat());
+        for offered in [&["h2"][..], &["http/1.1"], &[]] {
+            let client = Client::connect(&program, &Config::new(&pair).alpn(offered)).unwrap();
+            assert_eq!(client.protocol().as_deref(), offered.first().copied());
+            assert_eq!(server.accept().protocol().as_deref(), offered.first().copied());
+        }
     }
 }
 
