@@ -94,6 +94,24 @@ pub struct TlsStatus {
     /// The changed files that cannot be used, so that the old certificates stay in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stale: Option<StaleStatus>,
+    /// The names for which ACME issues certificates. Those whose last try failed come first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub acme: Vec<AcmeStatus>,
+}
+
+/// A name for which ACME issues a certificate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AcmeStatus {
+    pub name: String,
+    /// When the certificate in force ends. `None` if there is none yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try: Option<String>,
+    /// Why the last try failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// Why and since when changed certificates are not in force.

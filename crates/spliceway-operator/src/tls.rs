@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::api::{ServiceStatus, TlsStatus};
+use crate::api::{AcmeStatus, ServiceStatus, TlsStatus};
 
 const DAY: i64 = 86_400;
 /// A certificate that ends within this time is a warning, as in the alerts.
@@ -19,7 +19,8 @@ pub(crate) enum Urgency {
 /// Writes the lines of one service.
 pub(crate) fn lines(text: &mut String, tls: &TlsStatus) -> fmt::Result {
     writeln!(text, "  TLS: {}", certificates(tls.certificates, tls))?;
-    if tls.expires_in_seconds < SOON {
+    // ACME renews its certificates itself, and some last for a few days.
+    if tls.expires_in_seconds < SOON && tls.acme.is_empty() {
         writeln!(text, "  TLS: renew {}", tls.file)?;
     }
     if let Some(stale) = &tls.stale {
@@ -29,7 +30,23 @@ pub(crate) fn lines(text: &mut String, tls: &TlsStatus) -> fmt::Result {
             stale.since, stale.why
         )?;
     }
-    Ok(())
+    tls.acme.iter().try_for_each(|name| acme(text, name))
+}
+
+/// Writes the line of a name for which ACME issues a certificate.
+fn acme(text: &mut String, acme: &AcmeStatus) -> fmt::Result {
+    write!(text, "  ACME: {} has ", acme.name)?;
+    match &acme.expires {
+        Some(expires) => write!(text, "a certificate until {expires}")?,
+        None => text.write_str("no certificate yet")?,
+    }
+    if let Some(next) = &acme.next_try {
+        write!(text, ", the next try is at {next}")?;
+    }
+    if let Some(why) = &acme.why {
+        write!(text, ", the last one failed: {why}")?;
+    }
+    writeln!(text)
 }
 
 /// Returns the sum of all services, or `None` if none has certificates.
@@ -39,16 +56,20 @@ pub(crate) fn summary(services: &[ServiceStatus]) -> Option<(String, Urgency)> {
             .iter()
             .filter_map(|service| Some((service, service.tls.as_ref()?)))
     };
-    let (_, first) = all().min_by_key(|(_, tls)| tls.expires_in_seconds)?;
+    let (_, first) = all().min_by_key(|(_, tls)| (tls.certificates == 0, tls.expires_in_seconds))?;
     let mut text = format!(
         "tls {}",
         certificates(all().map(|(_, tls)| tls.certificates).sum(), first)
     );
     let mut urgency = match first.expires_in_seconds {
         ..=0 => Urgency::Now,
-        1..SOON => Urgency::Soon,
+        1..SOON if first.acme.is_empty() => Urgency::Soon,
         _ => Urgency::None,
     };
+    if all().any(|(_, tls)| tls.acme.iter().any(|name| name.why.is_some())) {
+        text.push_str("   ACME failed: see `spliceway status`");
+        urgency = urgency.max(Urgency::Soon);
+    }
     let stale: Vec<_> = all()
         .filter(|(_, tls)| tls.stale.is_some())
         .map(|(service, _)| &*service.name)
@@ -63,6 +84,8 @@ pub(crate) fn summary(services: &[ServiceStatus]) -> Option<(String, Urgency)> {
 /// Returns the number of certificates, and when the first one ends.
 fn certificates(count: u64, first: &TlsStatus) -> String {
     let (what, which) = match count {
+        // ACME has issued none yet.
+        0 => return "no certificate yet".to_owned(),
         1 => ("certificate", "it"),
         _ => ("certificates", "the first"),
     };
@@ -93,7 +116,7 @@ mod tests {
                 file: "/etc/web.pem".to_owned(),
                 expires: "2027-01-12T00:00:00Z".to_owned(),
                 expires_in_seconds: days * DAY,
-                stale: None,
+                ..TlsStatus::default()
             }),
             ..ServiceStatus::default()
         }
@@ -120,6 +143,33 @@ mod tests {
         let line =
             "\n  TLS: the old certificates stay in force since 2026-11-26T13:00:00Z: /etc/web.key has no private key\n";
         assert!(shown(&service).ends_with(line));
+    }
+
+    #[test]
+    fn a_service_with_acme_says_what_is_next_for_each_name() {
+        let mut service = service("web", 1, 3);
+        let name = |name: &str, expires: Option<&str>, why: Option<&str>| AcmeStatus {
+            name: name.to_owned(),
+            expires: expires.map(str::to_owned),
+            next_try: Some("2027-01-01T00:00:00Z".to_owned()),
+            why: why.map(str::to_owned),
+        };
+        let names = [
+            name("b.test", None, Some("no answer")),
+            name("a.test", Some("2027-01-12T00:00:00Z"), None),
+        ];
+        service.tls.as_mut().unwrap().acme = names.to_vec();
+        let lines = "  TLS: 1 certificate, it ends in 3 days (2027-01-12)\n  \
+             ACME: b.test has no certificate yet, the next try is at 2027-01-01T00:00:00Z, \
+             the last one failed: no answer\n  \
+             ACME: a.test has a certificate until 2027-01-12T00:00:00Z, the next try is at 2027-01-01T00:00:00Z\n";
+        assert_eq!(shown(&service), lines);
+        let (text, urgency) = summary(std::slice::from_ref(&service)).unwrap();
+        assert!(text.ends_with("   ACME failed: see `spliceway status`") && urgency == Urgency::Soon);
+        service.tls.as_mut().unwrap().acme.remove(0);
+        assert_eq!(summary(std::slice::from_ref(&service)).unwrap().1, Urgency::None);
+        service.tls.as_mut().unwrap().certificates = 0;
+        assert!(shown(&service).starts_with("  TLS: no certificate yet\n"));
     }
 
     #[test]

@@ -1,8 +1,12 @@
-//! What metrics show about the TLS of a service.
+//! What metrics and the status show about the TLS of a service.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
-/// What metrics show about the TLS of a service.
+use parking_lot::Mutex;
+
+/// What metrics and the status show about the TLS of a service.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Handshakes that succeeded. Each bit of the position is one answer: whether the version is
@@ -14,6 +18,15 @@ pub(crate) struct Counts {
     reloads: [AtomicU64; 2],
     /// Certificates that ACME issued, and tries that failed.
     acme_tries: [AtomicU64; 2],
+    /// The next tries of ACME, by name.
+    next_tries: Mutex<BTreeMap<Box<str>, NextTry>>,
+}
+
+/// When ACME tries to issue a certificate for a name, and why the last try failed.
+#[derive(Debug, Clone)]
+pub(crate) struct NextTry {
+    pub(crate) at: SystemTime,
+    pub(crate) why: Option<String>,
 }
 
 /// The labels of handshakes that succeeded.
@@ -96,6 +109,16 @@ impl Counts {
     #[cfg(feature = "tls")]
     pub(super) fn tried(&self, has_succeeded: bool) {
         self.acme_tries[usize::from(!has_succeeded)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[cfg(feature = "tls")]
+    pub(super) fn will_try(&self, name: &str, next: NextTry) {
+        self.next_tries.lock().insert(name.into(), next);
+    }
+
+    /// Returns `None` before the first look at the schedule.
+    pub(crate) fn next_try(&self, name: &str) -> Option<NextTry> {
+        self.next_tries.lock().get(name).cloned()
     }
 
     /// Returns the handshakes that succeeded.

@@ -7,7 +7,7 @@ use rustls::SignatureScheme;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use super::certificate::Pair;
+use super::certificate::{Pair, Validity};
 
 /// The certificates of a listener.
 #[derive(Debug)]
@@ -44,6 +44,12 @@ impl Pairs {
 
     pub(crate) fn all(&self) -> &[Pair] {
         &self.pairs
+    }
+
+    /// Returns when the first certificate for exactly this name is valid.
+    pub(crate) fn validity(&self, name: &str) -> Option<Validity> {
+        let position = *self.by_name.get(name)?.first()?;
+        Some(self.pairs[position].valid)
     }
 
     /// Returns whether a certificate has this name, itself or by a wildcard.

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, SystemTime};
 
-use spliceway_operator::api::{SessionView, StaleStatus, TlsStatus};
+use spliceway_operator::api::{AcmeStatus, SessionView, StaleStatus, TlsStatus};
 use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
 use crate::kit::clock;
 use crate::session::{Phase, Session};
 use crate::tls::server::Terminator;
+
+/// The names for which ACME issues certificates that the status of a service has at most.
+const ACME_NAMES_MAX: usize = 100;
 
 /// Returns what the operator sees of a session.
 pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
@@ -77,7 +80,29 @@ pub(crate) fn tls(terminator: &Terminator) -> TlsStatus {
             since: clock::rfc3339_seconds(stale.since).to_string(),
             why: stale.why.to_string(),
         }),
+        acme: acme(terminator),
     }
+}
+
+/// Returns what the operator sees of the names for which ACME issues certificates. Those whose last
+/// try failed come first.
+fn acme(terminator: &Terminator) -> Vec<AcmeStatus> {
+    let pairs = terminator.pairs();
+    let time = |time| clock::rfc3339_seconds(time).to_string();
+    let names = terminator.acme().map_or(&[][..], |acme| &acme.names);
+    let status = names.iter().map(|name| {
+        let next = terminator.counts().next_try(name);
+        AcmeStatus {
+            name: name.to_string(),
+            expires: pairs.validity(name).map(|valid| time(valid.to)),
+            next_try: next.as_ref().map(|next| time(next.at)),
+            why: next.and_then(|next| next.why),
+        }
+    });
+    let mut status: Vec<_> = status.collect();
+    status.sort_by_key(|name| name.why.is_none());
+    status.truncate(ACME_NAMES_MAX);
+    status
 }
 
 /// Returns a time as RFC 3339, in UTC.

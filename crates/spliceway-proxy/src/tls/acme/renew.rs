@@ -20,9 +20,11 @@ use tokio::time::{sleep, timeout};
 use super::folder::Locked;
 use super::https::{Connect, Https};
 use super::order;
+use super::schedule::Tries;
 use super::settings::AcmeSettings;
 use crate::kit::clock::rfc3339_seconds;
 use crate::tls::certificate::{Pair, PairFiles, Validity};
+use crate::tls::counts::NextTry;
 use crate::tls::crypto::provider;
 use crate::tls::server::Terminator;
 
@@ -37,8 +39,8 @@ const UNUSABLE: Duration = Duration::from_secs(60);
 
 /// What a step of the schedule has found.
 enum Step {
-    /// Nothing is due before this time.
-    Wait(SystemTime),
+    /// Nothing is due before this time. The last try may have failed, maybe in another process.
+    Wait(SystemTime, Option<String>),
     /// Another process tries.
     Busy,
     Tried(Result<Validity, String>, SystemTime),
@@ -53,7 +55,8 @@ struct Renewal {
 }
 
 impl Renewal {
-    fn next(&self, name: &str, now: SystemTime) -> io::Result<SystemTime> {
+    /// Returns what is known about tries, and when the next one is due.
+    fn next(&self, name: &str, now: SystemTime) -> io::Result<(Tries, SystemTime)> {
         let files = self.settings.pair(name);
         let valid = match File::open(&files.certificate) {
             // A pair that can be read and is not valid is replaced.
@@ -62,7 +65,8 @@ impl Renewal {
             Err(error) => return Err(error),
         };
         let tries = self.settings.folder.tries(name)?;
-        Ok(tries.next(&self.settings.directory, valid, now))
+        let next = tries.next(&self.settings.directory, valid, now);
+        Ok((tries, next))
     }
 
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
@@ -76,20 +80,19 @@ impl Renewal {
     /// Tries if a certificate is due.
     async fn step(&self, name: &str) -> io::Result<Step> {
         let (folder, now) = (&self.settings.folder, SystemTime::now());
-        let next = self.next(name, now)?;
+        let (tries, next) = self.next(name, now)?;
         if next > now {
-            return Ok(Step::Wait(next));
+            return Ok(Step::Wait(next, tries.why));
         }
         let Some(locked) = folder.lock()? else {
             return Ok(Step::Busy);
         };
         // Another process may have tried before this one had the lock.
         let now = SystemTime::now();
-        let next = self.next(name, now)?;
+        let (mut tries, next) = self.next(name, now)?;
         if next > now {
-            return Ok(Step::Wait(next));
+            return Ok(Step::Wait(next, tries.why));
         }
-        let mut tries = folder.tries(name)?;
         tries.begin(&self.settings.directory, now, rand::random());
         folder.set_tries(&locked, name, &tries)?;
         let retry_after = Arc::default();
@@ -101,7 +104,8 @@ impl Renewal {
         let now = SystemTime::now();
         match &tried {
             Ok(valid) => tries.succeed(*valid, now),
-            Err(_) => {
+            Err(why) => {
+                tries.why = Some(why.clone());
                 if let Some(asked) = *retry_after.lock() {
                     tries.wait_until(asked, now);
                 }
@@ -164,19 +168,24 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
         let now = SystemTime::now();
         let mut next = now + LOOK_AGAIN;
         for name in &settings.names {
-            let at = match renewal.step_aside(name).await {
-                Ok(Step::Wait(at)) => at,
-                Ok(Step::Busy) => now + BUSY,
+            let (at, why) = match renewal.step_aside(name).await {
+                Ok(Step::Wait(at, why)) => (at, why),
+                Ok(Step::Busy) => {
+                    next = next.min(now + BUSY);
+                    continue;
+                }
                 Ok(Step::Tried(tried, at)) => {
                     terminator.counts().tried(tried.is_ok());
                     report(service, name, &tried, at);
-                    at
+                    (at, tried.err())
                 }
                 Err(error) => {
-                    tracing::error!(service, "acme: cannot use the folder for {name}: {error}");
-                    now + UNUSABLE
+                    let why = format!("cannot use the folder for {name}: {error}");
+                    tracing::error!(service, "acme: {why}");
+                    (now + UNUSABLE, Some(why))
                 }
             };
+            terminator.counts().will_try(name, NextTry { at, why });
             next = next.min(at);
         }
         let wait = next.duration_since(SystemTime::now()).unwrap_or_default();

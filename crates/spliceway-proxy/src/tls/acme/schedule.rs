@@ -33,6 +33,8 @@ pub(super) struct Tries {
     pub(super) failures: u32,
     /// The earliest time of the next try, in seconds since 1970.
     pub(super) not_before: u64,
+    /// Why the last try failed.
+    pub(super) why: Option<String>,
 }
 
 impl Tries {
@@ -41,6 +43,7 @@ impl Tries {
         if self.directory != directory {
             directory.clone_into(&mut self.directory);
             self.failures = 0;
+            self.why = None;
         }
         self.failures = self.failures.saturating_add(1);
         let doubled = 1_u32.checked_shl(self.failures - 1).unwrap_or(u32::MAX);
@@ -55,6 +58,7 @@ impl Tries {
 
     pub(super) fn succeed(&mut self, valid: Validity, now: SystemTime) {
         self.failures = 0;
+        self.why = None;
         let pause = (lifetime(valid) / 3).clamp(PAUSE.0, PAUSE.1);
         self.not_before = seconds(now + pause);
     }

@@ -19,6 +19,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use spliceway_net::has_tool;
 
 use super::client::{Client, Config, Pair};
+use crate::admin::Socket;
 use crate::handover::upgrade;
 use crate::harness::{
     Folder, PATIENCE, Program, TextFile, connect, echo, let_pass, listen, read_all, refused_to_start, refusing,
@@ -253,7 +254,8 @@ fn a_failed_try_is_not_repeated_before_its_time_even_by_a_restart() {
     let Some(pebble) = Pebble::start(refusing().port(), 1, LONG) else {
         return;
     };
-    let arguments = pebble.arguments("c.test", &state);
+    let (mut arguments, socket) = (pebble.arguments("c.test", &state), Socket::new());
+    arguments.extend(["--admin".to_owned(), socket.address()]);
     for restart in 0..3 {
         let mut program = forward(address, &arguments);
         if restart == 0 {
@@ -271,6 +273,14 @@ fn a_failed_try_is_not_repeated_before_its_time_even_by_a_restart() {
         let_pass(Duration::from_secs(2));
         assert_eq!(pebble.requests(ORDER), 1);
         assert!(program.get("/readyz").starts_with("HTTP/1.1 200 "));
+        let (_, status) = socket.ask("GET", "/v1/status");
+        let name = &status["services"][0]["tls"]["acme"][0];
+        assert!(name["name"] == "c.test" && name["expires"].is_null(), "{status}");
+        let why = name["why"].as_str().unwrap();
+        assert!(
+            why.contains("could not validate the name") && name["next_try"].is_string(),
+            "{why}"
+        );
     }
 }
 
