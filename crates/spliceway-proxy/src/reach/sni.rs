@@ -18,7 +18,7 @@ const LABEL_MAX_BYTES: usize = 63;
 /// The longest name of a protocol, in bytes (RFC 7301).
 const PROTOCOL_MAX_BYTES: usize = 255;
 
-/// A route as the operator writes it: `NAME[/PROTOCOL]=TARGET`.
+/// A route as the operator writes it: `NAME[/PROTOCOL]=TARGET[,tls=end]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
     /// A name, or the end of names: a dot and what follows it.
@@ -32,6 +32,15 @@ struct Choice {
     /// The protocol that a client must offer. `None` means any client.
     protocol: Option<Box<[u8]>>,
     target: Destination,
+    ends_tls: bool,
+}
+
+/// Where a client goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chosen<'a> {
+    pub(crate) target: &'a Destination,
+    /// Whether the program ends the client's TLS. Otherwise, the target does.
+    pub(crate) ends_tls: bool,
 }
 
 /// The routes of a service.
@@ -72,12 +81,13 @@ impl Routes {
         self
     }
 
-    /// Returns the target for a client: that of the most specific name with a route for one of the
-    /// client's protocols, or for any protocol. A route for a protocol comes before one for any.
+    /// Returns where a client goes: to the target of the most specific name with a route for one of
+    /// the client's protocols, or for any protocol. A route for a protocol comes before one for
+    /// any.
     ///
     /// # Errors
     /// Returns the reason for a refusal if the client has no route, and there is no default.
-    pub(crate) fn target(&self, hello: &ClientHello) -> Result<&Destination, Refusal> {
+    pub(crate) fn choose(&self, hello: &ClientHello) -> Result<Chosen<'_>, Refusal> {
         let mut refusal = match &hello.name {
             None => Refusal::NoName,
             Some(_) => Refusal::UnknownName,
@@ -94,19 +104,23 @@ impl Routes {
             };
             let any = || choices.iter().find(|choice| choice.protocol.is_none());
             if let Some(choice) = choices.iter().find(offered).or_else(any) {
-                return Ok(&choice.target);
+                return Ok(Chosen {
+                    target: &choice.target,
+                    ends_tls: choice.ends_tls,
+                });
             }
             refusal = Refusal::UnknownProtocol;
         }
-        self.default.as_ref().ok_or(refusal)
+        self.default.as_ref().map(Chosen::passed_on).ok_or(refusal)
     }
 
-    /// Returns the target for a client whose first bytes cannot be TLS.
+    /// Returns where a client goes whose first bytes cannot be TLS.
     ///
     /// # Errors
     /// Returns the reason for a refusal if there is no such target, and no default.
-    pub(crate) fn target_without_tls(&self) -> Result<&Destination, Refusal> {
-        self.not_tls.as_ref().or(self.default.as_ref()).ok_or(Refusal::Missing)
+    pub(crate) fn choose_without_tls(&self) -> Result<Chosen<'_>, Refusal> {
+        let target = self.not_tls.as_ref().or(self.default.as_ref());
+        target.map(Chosen::passed_on).ok_or(Refusal::Missing)
     }
 
     /// Returns the target for a client that sends nothing. The default target does not count: a TLS
@@ -124,8 +138,29 @@ impl Routes {
         self.count
     }
 
+    /// Returns the number of routes that end TLS.
+    pub(crate) fn count_that_end_tls(&self) -> usize {
+        self.choices.values().flatten().filter(|choice| choice.ends_tls).count()
+    }
+
     pub(crate) fn default_target(&self) -> Option<&Destination> {
         self.default.as_ref()
+    }
+}
+
+impl<'a> Chosen<'a> {
+    fn passed_on(target: &'a Destination) -> Self {
+        Self {
+            target,
+            ends_tls: false,
+        }
+    }
+}
+
+impl Route {
+    /// Returns whether the program ends the TLS of the clients.
+    pub(crate) fn ends_tls(&self) -> bool {
+        self.choice.ends_tls
     }
 }
 
@@ -144,9 +179,15 @@ impl FromStr for Route {
         if protocol.is_some_and(|protocol| protocol.is_empty() || protocol.len() > PROTOCOL_MAX_BYTES) {
             return Err(EXPECTED.to_owned());
         }
+        let (target, ends_tls) = match target.rsplit_once(',') {
+            None => (target, false),
+            Some((target, "tls=end")) => (target, true),
+            Some(_) => return Err("expected HOST:PORT or unix:PATH, and then only ,tls=end".to_owned()),
+        };
         let choice = Choice {
             protocol: protocol.map(|protocol| protocol.as_bytes().into()),
             target: target_of(target)?,
+            ends_tls,
         };
         let pattern = pattern(name)?;
         Ok(Self { pattern, choice })
@@ -239,10 +280,41 @@ mod tests {
             ("badexample.com", &[], Err(Refusal::UnknownName)),
             ("example.com.evil.test", &[], Err(Refusal::UnknownName)),
         ] {
-            let target = routes.target(&hello(Some(name), protocols)).map(ToString::to_string);
+            let chosen = routes.choose(&hello(Some(name), protocols));
+            let target = chosen.map(|chosen| chosen.target.to_string());
             assert_eq!(target, expected.map(str::to_owned), "{name} {protocols:?}");
         }
-        assert_eq!(routes.target(&hello(None, &["h2"])), Err(Refusal::NoName));
+        assert_eq!(routes.choose(&hello(None, &["h2"])), Err(Refusal::NoName));
+    }
+
+    #[test]
+    fn a_route_ends_tls_only_if_it_says_so() {
+        let all = [
+            "example.com=a:1,tls=end",
+            "example.com/acme-tls/1=b:1",
+            "*.example.com=tls://c:1,tls=end",
+            "unix.test=unix:/run/d,tls=end",
+            "plain.test=e:1",
+        ];
+        let routes = routes(&all, Some("z:1"));
+        assert_eq!((routes.count(), routes.count_that_end_tls()), (5, 3));
+        for (name, protocols, target, ends_tls) in [
+            ("example.com", &["h2"][..], "a:1", true),
+            ("example.com", &["acme-tls/1"], "b:1", false),
+            ("www.example.com", &["acme-tls/1"], "tls://c:1", true),
+            ("unix.test", &[], "unix:/run/d", true),
+            ("plain.test", &[], "e:1", false),
+            ("other.test", &[], "z:1", false),
+        ] {
+            let hello = hello(Some(name), protocols);
+            let chosen = routes.choose(&hello).unwrap();
+            assert_eq!(
+                (&*chosen.target.to_string(), chosen.ends_tls),
+                (target, ends_tls),
+                "{name}"
+            );
+        }
+        assert!(!routes.choose_without_tls().unwrap().ends_tls);
     }
 
     #[test]
@@ -253,12 +325,10 @@ mod tests {
             hello(Some("other.test"), &["h2"]),
             hello(Some("picky.example.net"), &[]),
         ] {
-            assert_eq!(routes.target(&hello).unwrap().to_string(), "z:1");
+            assert_eq!(routes.choose(&hello).unwrap().target.to_string(), "z:1");
         }
-        assert_eq!(
-            routes.target(&hello(Some("example.com"), &[])).unwrap().to_string(),
-            "a:1"
-        );
+        let hello = hello(Some("example.com"), &[]);
+        assert_eq!(routes.choose(&hello).unwrap().target.to_string(), "a:1");
     }
 
     #[test]
@@ -274,6 +344,11 @@ mod tests {
             "example.com=a",
             "example.com=a:0",
             "example.com=a:1-2",
+            "example.com=a:1,",
+            "example.com=a:1,tls=pass",
+            "example.com=a:1,tls=end,tls=end",
+            "example.com=a:1,weight=2",
+            "example.com=,tls=end",
             "192.0.2.1=a:1",
             "::1=a:1",
             "[::1]=a:1",

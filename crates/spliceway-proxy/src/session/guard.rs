@@ -135,7 +135,9 @@ impl Guard {
     /// Records what the client and the program have agreed on.
     pub(super) fn set_tls(&self, tls: TlsFacts) {
         let mut facts = self.session.facts();
-        facts.server_name.clone_from(&tls.agreed.name);
+        if facts.server_name.is_none() {
+            facts.server_name.clone_from(&tls.agreed.name);
+        }
         facts.tls = Some(Box::new(tls));
     }
 

@@ -45,6 +45,9 @@ pub(super) struct ClientRequest {
     /// The name that the certificate of the target must have. `None` means that it does not speak
     /// TLS.
     pub(super) tls: Option<PeerName>,
+    /// When the client has begun its handshake of TLS, which the program ends and which begins with
+    /// `head`. `None` means that there is nothing to end.
+    pub(super) tls_began: Option<Instant>,
 }
 
 /// The facts that a client has stated about itself so far. The record includes them even if the
@@ -152,6 +155,7 @@ async fn receive_socks5(
         body: None,
         via: http::first_via(),
         tls: None,
+        tls_began: None,
     })
 }
 
@@ -167,6 +171,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         body: None,
         via: http::first_via(),
         tls: None,
+        tls_began: None,
     })
 }
 
@@ -206,15 +211,17 @@ async fn receive_http(
         body,
         via: parser.into_via(),
         tls: None,
+        tls_began: None,
     })
 }
 
-/// Reads what a TLS client states, and chooses its target. The target gets the same bytes.
+/// Reads what a TLS client states, and chooses its route. The end of its TLS gets the same bytes.
 async fn receive_hello(
     client: &mut Client,
     routes: &Routes,
     claims: &mut ClientClaims,
 ) -> Result<ClientRequest, NoRequest> {
+    let began = Instant::now();
     claims.is_silent = true;
     client.fill_buf().await?;
     claims.is_silent = false;
@@ -223,17 +230,18 @@ async fn receive_hello(
         Err(tls::Refusal::Missing) => Ok(Some(None)),
         fed => fed.map(|hello| hello.map(Some)),
     };
-    let (target, head) = match read(client, feed).await? {
-        None => (routes.target_without_tls(), parser.into_bytes()),
+    let (chosen, head) = match read(client, feed).await? {
+        None => (routes.choose_without_tls(), parser.into_bytes()),
         Some(hello) => {
             claims.server_name.clone_from(&hello.name);
-            (routes.target(&hello), hello.bytes)
+            (routes.choose(&hello), hello.bytes)
         }
     };
-    let target = target.map_err(NoRequest::by_parser)?;
+    let chosen = chosen.map_err(NoRequest::by_parser)?;
     Ok(ClientRequest {
         head,
-        ..ClientRequest::to_fixed_target(target.clone())
+        tls_began: chosen.ends_tls.then_some(began),
+        ..ClientRequest::to_fixed_target(chosen.target.clone())
     })
 }
 
@@ -339,6 +347,7 @@ impl ClientRequest {
         let Destination { target, tls } = to.into();
         Self {
             tls,
+            tls_began: None,
             request: Request {
                 command: Command::Connect,
                 target,

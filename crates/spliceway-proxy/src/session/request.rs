@@ -21,24 +21,29 @@ use spliceway_protocol::{Failure, Spoken, http};
 impl Admitted {
     /// Receives the request, and enters the account of the user. The clients of some services send
     /// no request, because the operator or the firewall knows their target.
-    pub(super) async fn receive_request(self, port_index: u16, guard: &Guard) -> Result<Connecting, Outcome> {
-        let Self {
-            mut client,
-            mut addresses,
-            hops,
-        } = self;
+    pub(super) async fn receive_request(mut self, port_index: u16, guard: &Guard) -> Result<Connecting, Outcome> {
         let service = Arc::clone(guard.service());
-        let request = match &service.kind {
+        let mut request = match &service.kind {
             Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
-            Kind::Transparent(how) => match original_target(*how, &client, &addresses, &service) {
+            Kind::Transparent(how) => match original_target(*how, &self.client, &self.addresses, &service) {
                 Ok(target) => {
-                    addresses.reached = Some(target);
+                    self.addresses.reached = Some(target);
                     ClientRequest::to_fixed_target(Target::Ip(target))
                 }
-                Err(reason) => return Err(reset(client.into_inner(), reason)),
+                Err(reason) => return Err(reset(self.client.into_inner(), reason)),
             },
-            kind => receive(&mut client, kind, &addresses, guard).await?,
+            kind => receive(&mut self.client, kind, &self.addresses, guard).await?,
         };
+        if let Some((began, terminator)) = request.tls_began.zip(service.tls.as_ref()) {
+            let head = std::mem::take(&mut request.head);
+            // Boxed, so that other sessions do not hold the memory of this handshake.
+            self = Box::pin(self.end_tls(terminator, began, head, guard)).await?;
+        }
+        let Self {
+            client,
+            addresses,
+            hops,
+        } = self;
         match &service.balancer {
             None => guard.dials(request.request.target.clone()),
             Some(_) => guard.chooses_backend(),

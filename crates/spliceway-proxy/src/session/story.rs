@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::admit::Admitted;
 use super::connect::Connecting;
@@ -30,6 +31,7 @@ use crate::access::admission::SessionPermit;
 use crate::kit::alive::Alive;
 use crate::kit::outcome::Outcome;
 use crate::net::listener::Accepted;
+use crate::settings::Kind;
 use spliceway_protocol::Command;
 
 /// A client that a listener has accepted.
@@ -102,9 +104,11 @@ pub(crate) fn resume(record: Record, suspended: Suspended, alive: Alive) {
 /// Takes a connection to what its client asks for.
 async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Result<Connected, Outcome> {
     let mut admitted = Admitted::admit(accepted, guard).await?;
-    if let Some(terminator) = guard.service().tls.clone() {
+    // On a router, the hello chooses a route first.
+    let is_router = matches!(guard.service().kind, Kind::Sni(_));
+    if let Some(terminator) = guard.service().tls.clone().filter(|_| !is_router) {
         // Boxed, so that other sessions do not hold the memory of this handshake.
-        admitted = Box::pin(admitted.end_tls(&terminator, guard)).await?;
+        admitted = Box::pin(admitted.end_tls(&terminator, Instant::now(), Vec::new(), guard)).await?;
     }
     let connecting = admitted.receive_request(port_index, guard).await?;
     // Boxed, so that a handshake does not hold the memory of a dial.

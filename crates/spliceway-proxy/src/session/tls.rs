@@ -1,6 +1,6 @@
 //! Ends the TLS of an admitted client.
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
 use super::guard::Guard;
@@ -15,11 +15,17 @@ use crate::tls::server::{HandshakeError, Terminator};
 
 impl Admitted {
     /// Shakes hands with the client, within the handshake timeout. What the client sends from then
-    /// on is read in clear text.
-    pub(super) async fn end_tls(self, terminator: &Terminator, guard: &Guard) -> Result<Self, Outcome> {
-        let limit = guard.service().settings.timeouts.handshake;
-        let (counts, began) = (terminator.counts(), Instant::now());
-        let (stream, agreed) = match timeout(limit, terminator.accept(self.client)).await {
+    /// on is read in clear text. `head` is what it has sent since `began`.
+    pub(super) async fn end_tls(
+        self,
+        terminator: &Terminator,
+        began: Instant,
+        head: Vec<u8>,
+        guard: &Guard,
+    ) -> Result<Self, Outcome> {
+        let deadline = began + guard.service().settings.timeouts.handshake;
+        let counts = terminator.counts();
+        let (stream, agreed) = match timeout_at(deadline, terminator.accept(head, self.client)).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
                 if let Some(failure) = Failure::of(&error) {

@@ -15,7 +15,9 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin) -> Res
     let listed = certificates.map(|certificates| ("tls_cert", certificates.at()));
     let in_folder = folder.map(|folder| ("tls_dir", folder.at()));
     let issued = service.acme.as_ref().map(|names| ("acme", names.at()));
-    let Some((key, at)) = issued.or(listed).or(in_folder) else {
+    let given = issued.or(listed).or(in_folder);
+    check_routes(service, given)?;
+    let Some((key, at)) = given else {
         return no_tls(service).map(|()| None);
     };
     let keys = service.tls_key.as_ref();
@@ -51,6 +53,28 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin) -> Res
         Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
         _ => Fault::new(at, key, bad.to_string()),
     })
+}
+
+/// Checks that a service with routes has certificates if one of them ends TLS, and only then.
+/// `given` is the key of the certificates, and its place.
+fn check_routes(service: &Service, given: Option<(&'static str, Option<usize>)>) -> Result<(), Fault> {
+    let Some(routes) = &service.route else {
+        return Ok(());
+    };
+    let ending = routes.iter().find(|route| route.parsed().ends_tls());
+    match (ending, given) {
+        (None, Some((key, at))) => {
+            let why = "needs a route that ends TLS: expected ,tls=end after a target, \
+                       such as route = \"example.com=127.0.0.1:8080,tls=end\"";
+            Err(Fault::new(at, key, why))
+        }
+        (Some(route), None) => {
+            let why =
+                "has tls=end, which needs a certificate: expected --tls-cert FILE, --tls-dir FOLDER or --acme NAME";
+            Err(Fault::new(route.at(), "route", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that this build can do what a key asks for.

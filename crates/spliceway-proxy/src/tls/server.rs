@@ -280,13 +280,15 @@ impl Terminator {
         first.map(|(file, valid)| (file.display().to_string(), valid)).collect()
     }
 
-    /// Shakes hands with a client. A client whose handshake fails has its alert afterwards.
-    pub(crate) async fn accept<S>(&self, stream: S) -> Result<(TlsStream<S>, Agreed), HandshakeError>
+    /// Shakes hands with a client, which has already sent `head`. A client whose handshake fails
+    /// has its alert afterwards.
+    pub(crate) async fn accept<S>(&self, head: Vec<u8>, stream: S) -> Result<(TlsStream<S>, Agreed), HandshakeError>
     where
         S: AsyncBufRead + AsyncWrite + Unpin,
     {
         let InForce { config, pairs, .. } = self.in_force.read().clone();
-        let start = hello(stream).await?;
+        let start = hello(&head, stream).await?;
+        drop(head);
         let name = start.client_hello().server_name().map(Box::<str>::from);
         if let Some(acme) = &self.settings.acme {
             if is_validation(&start.client_hello()) {
@@ -357,21 +359,25 @@ impl Terminator {
     }
 }
 
-/// Reads a client's hello. An error is answered with its alert.
-async fn hello<S>(mut stream: S) -> Result<StartHandshake<S>, HandshakeError>
+/// Reads a client's hello, which begins with `head`. An error is answered with its alert.
+async fn hello<S>(mut head: &[u8], mut stream: S) -> Result<StartHandshake<S>, HandshakeError>
 where
     S: AsyncBufRead + AsyncWrite + Unpin,
 {
     let mut acceptor = Acceptor::default();
     let mut length = 0;
     loop {
-        let mut bytes = stream.fill_buf().await?;
-        if bytes.is_empty() {
-            return Err(HandshakeError::Gone);
-        }
-        let read = acceptor.read_tls(&mut bytes)?;
-        stream.consume(read);
-        length += read;
+        length += if head.is_empty() {
+            let mut bytes = stream.fill_buf().await?;
+            if bytes.is_empty() {
+                return Err(HandshakeError::Gone);
+            }
+            let read = acceptor.read_tls(&mut bytes)?;
+            stream.consume(read);
+            read
+        } else {
+            acceptor.read_tls(&mut head)?
+        };
         match acceptor.accept() {
             Ok(Some(accepted)) => return Ok(StartHandshake::from_parts(accepted, stream)),
             Ok(None) if length > HELLO_MAX_BYTES => return Err(HandshakeError::LongHello),

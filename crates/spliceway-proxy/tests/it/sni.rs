@@ -1,4 +1,5 @@
 mod clients;
+mod ended;
 mod others;
 
 use std::io::Write;

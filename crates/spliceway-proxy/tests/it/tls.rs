@@ -9,7 +9,7 @@ mod originate;
 mod relayed;
 mod renewed;
 mod seen;
-mod server;
+pub(crate) mod server;
 mod upstream;
 
 use std::io::Write;

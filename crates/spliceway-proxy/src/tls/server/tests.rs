@@ -67,7 +67,7 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let (mut stream, agreed) = terminator.accept(BufReader::new(far)).await?;
+        let (mut stream, agreed) = terminator.accept(Vec::new(), BufReader::new(far)).await?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
         assert_eq!(request, b"request");
@@ -162,14 +162,14 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     let (mut near, far) = duplex(1 << 10);
     near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(
-        terminator.accept(BufReader::new(far)).await.unwrap_err(),
+        terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err(),
         HandshakeError::Tls(_)
     ));
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&[22, 3, 1]).await.unwrap();
     drop(near);
     assert!(matches!(
-        terminator.accept(BufReader::new(far)).await.unwrap_err(),
+        terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err(),
         HandshakeError::Gone
     ));
     drop(folder);

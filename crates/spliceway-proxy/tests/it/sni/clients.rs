@@ -8,6 +8,7 @@ use spliceway_net::has_tool;
 
 use super::router;
 use crate::harness::{Folder, Program, assert_same, pattern, refusing};
+use crate::tls::client::Pair;
 
 const NAME: &str = "www.a.test";
 
@@ -156,4 +157,45 @@ fn go_reaches_its_server_by_name() {
     go.args(["run", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/sni/client.go")]);
     go.args([&program.address.to_string(), NAME, &server.certificate()]);
     server.serves(&mut go, program);
+}
+
+#[test]
+fn curl_and_openssl_reach_a_route_that_ends_tls_beside_one_that_does_not() {
+    if !has_tool("openssl", "openssl") || !has_tool("curl", "curl") {
+        return;
+    }
+    const ENDED: &str = "ended.test";
+    let (server, pair) = (Server::start("sni-ended"), Pair::new(&[ENDED]));
+    let routes = [
+        format!("--route=*.a.test={}", server.address),
+        format!("--route={ENDED}=tls://{},tls=end", server.address),
+    ];
+    let certificate = server.certificate();
+    let target = ["--target-tls-ca", &certificate, "--target-tls-name", NAME];
+    let mut program = Program::proxy(
+        "sni",
+        &[&[&*routes[0], &routes[1]][..], &pair.arguments(), &target].concat(),
+    );
+    let address = program.address.to_string();
+    for (name, trusted, is_ended) in [(ENDED, pair.certificate.path(), true), (NAME, &certificate, false)] {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--http1.1", "--noproxy", "*", "--cacert", trusted]);
+        curl.args(["--connect-to", &format!("{name}:443:{address}")]);
+        curl.arg(format!("https://{name}/body"));
+        let mut openssl = tempfile_with(b"GET /body HTTP/1.0\r\n\r\n", &server.folder);
+        openssl.args(["s_client", "-connect", &address, "-servername", name, "-quiet"]);
+        openssl.args(["-verify_return_error", "-CAfile", trusted]);
+        for mut client in [curl, openssl] {
+            let got = client.output().unwrap();
+            let stderr = String::from_utf8_lossy(&got.stderr);
+            assert!(
+                got.stdout.ends_with(&server.body),
+                "{} bytes: {stderr}",
+                got.stdout.len()
+            );
+            let record = program.line("end=");
+            assert!(record.contains(&format!("sni=\"{name}\"")), "{record}");
+            assert_eq!(record.contains(" tls=\"1.3\""), is_ended, "{record}");
+        }
+    }
 }
