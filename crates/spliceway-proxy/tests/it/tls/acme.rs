@@ -404,6 +404,21 @@ fn a_router_passes_the_validation_to_the_service_that_owns_the_name() {
 }
 
 #[test]
+fn a_router_answers_for_the_names_whose_tls_it_ends() {
+    let (router, state) = (refusing(), State::new("acme-sni-end"));
+    let Some(pebble) = Pebble::start(router.port(), 1, LONG) else {
+        return;
+    };
+    let (listen, route) = (router.to_string(), format!("g.test={},tls=end", echo("127.0.0.1:0")));
+    let acme = pebble.arguments("g.test", &state);
+    let mut all = vec!["sni", "-l", &listen, "--route", &route, "--metrics", "127.0.0.1:0"];
+    all.extend(acme.iter().map(String::as_str));
+    let mut program = Program::start(&all);
+    program.line(READ);
+    assert!(client(router, "g.test").certificate() == state.certificate("g.test"));
+}
+
+#[test]
 fn what_contradicts_or_lacks_is_named_at_the_start() {
     let state = State::new("acme-faults");
     let target = refusing().to_string();
