@@ -15,6 +15,7 @@
 #[cfg_attr(not(feature = "tls"), path = "tls/no_acme.rs")]
 pub(crate) mod acme;
 pub(crate) mod certificate;
+pub(crate) mod chain;
 pub(crate) mod client;
 pub(crate) mod connect_error;
 pub(crate) mod counts;
@@ -23,6 +24,7 @@ mod crypto;
 mod failure;
 pub(crate) mod folder;
 pub(crate) mod names;
+mod pem;
 pub(crate) mod server;
 mod stamp;
 pub(crate) mod tickets;

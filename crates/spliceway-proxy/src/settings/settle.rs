@@ -204,7 +204,7 @@ fn settle_service(
     if transport == Transport::Datagrams {
         udp::check(&service, &backends)?;
     }
-    let tls = tls::terminator(&service, &config.acme, origin)?.map(Arc::new);
+    let tls = tls::terminator(&service, &config.acme, origin, warnings)?.map(Arc::new);
     let dial = dial(&service, config.timeouts.connect())?;
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {

@@ -10,7 +10,12 @@ use crate::tls::certificate::PairFiles;
 use crate::tls::server::{ServerSettings, Terminator};
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
-pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin) -> Result<Option<Terminator>, Fault> {
+pub(super) fn terminator(
+    service: &Service,
+    acme: &Acme,
+    origin: &Origin,
+    warnings: &mut Vec<Fault>,
+) -> Result<Option<Terminator>, Fault> {
     let (certificates, folder) = (service.tls_cert.as_ref(), service.tls_dir.as_ref());
     let listed = certificates.map(|certificates| ("tls_cert", certificates.at()));
     let in_folder = folder.map(|folder| ("tls_dir", folder.at()));
@@ -49,10 +54,12 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin) -> Res
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
     };
     let of_folder = folder.map(|folder| (path(folder), folder.at()));
-    Terminator::new(settings).map(Some).map_err(|bad| match &of_folder {
+    let terminator = Terminator::new(settings).map_err(|bad| match &of_folder {
         Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
         _ => Fault::new(at, key, bad.to_string()),
-    })
+    })?;
+    warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
+    Ok(Some(terminator))
 }
 
 /// Checks that a service with routes has certificates if one of them ends TLS, and only then.

@@ -2,22 +2,20 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
-use x509_cert::Certificate;
-use x509_cert::certificate::Version;
 use x509_cert::der::asn1::AnyRef;
 use x509_cert::der::{Decode, Tag, Tagged};
-use x509_cert::ext::pkix::SubjectAltName;
-use x509_cert::ext::pkix::name::GeneralName;
 
-use crate::kit::harmless::reason;
+pub(crate) use super::chain::Validity;
+use super::chain::{self, Doubt, Link};
+use super::pem;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
 
 /// The longest file that is read. A chain of certificates has a few KiB.
@@ -31,8 +29,6 @@ pub(crate) const PAIRS_MAX: usize = 10_000;
 const OCSP_MAX_BYTES: usize = 16 << 10;
 /// The permission of everybody to read a file.
 const READ_BY_OTHERS: u32 = 0o004;
-/// The first byte of a file in DER.
-const SEQUENCE: u8 = 0x30;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The files of a certificate with its chain, and of its key. Both may be the same file.
@@ -51,13 +47,8 @@ pub(crate) struct Pair {
     /// The names of hosts in the certificate, in lower case. A wildcard begins with `*.`.
     pub(crate) names: Vec<Box<str>>,
     pub(crate) valid: Validity,
-}
-
-/// The time in which a certificate is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Validity {
-    pub(crate) from: SystemTime,
-    pub(crate) to: SystemTime,
+    /// What clients may refuse.
+    pub(crate) doubts: Vec<Doubt>,
 }
 
 /// Why a file cannot be used, with the remedy.
@@ -77,27 +68,28 @@ pub(super) enum Why {
     /// The folder has no certificate.
     Empty,
     ReadByOthers,
-    /// DER or PKCS#12.
-    Binary,
-    Pem(pem::Error),
-    NoCertificate,
-    NoKey,
+    Pem(pem::Fault),
     /// The key was expected in the file of the certificate.
     NoKeyInside,
-    EncryptedKey,
     ChainTooLong {
         certificates: usize,
         bytes: usize,
     },
-    Version1,
-    Certificate(String),
-    /// A certificate of the chain, counted from 1.
-    Chain(usize, String),
-    Key(Error),
+    /// The certificate in this line has no room for names.
+    Version1(usize),
+    /// The certificate in this line is not valid.
+    Certificate(usize, String),
+    /// The key in this line cannot be used.
+    Key(usize, Error),
     /// The file is no answer of an OCSP responder.
     Ocsp,
-    /// The key does not belong to the certificate in this file.
-    OtherKey(PathBuf),
+    /// The key in this line does not belong to the first certificate in a file. It may belong to
+    /// the one in another line.
+    OtherKey {
+        line: usize,
+        certificate: PathBuf,
+        own: Option<usize>,
+    },
 }
 
 impl Pair {
@@ -108,58 +100,66 @@ impl Pair {
     pub(crate) fn read(files: &PairFiles, provider: &CryptoProvider) -> Result<Self, BadFile> {
         let at_certificate = |why| BadFile::new(&files.certificate, why);
         let at_key = |why| BadFile::new(&files.key, why);
-        let chain = read_certificates(&files.certificate).map_err(at_certificate)?;
-        check_chain(&chain).map_err(at_certificate)?;
-        let (names, valid) = facts(&chain[0]).map_err(at_certificate)?;
-        let key = read_key(&files.key).map_err(|why| match why {
-            Why::NoKey if files.key == files.certificate => at_key(Why::NoKeyInside),
+        let found = read_certificates(&files.certificate).map_err(at_certificate)?;
+        let links = check_chain(&found).map_err(at_certificate)?;
+        let (line, key) = read_key(&files.key).map_err(|why| match why {
+            Why::Pem(fault) if files.key == files.certificate && fault.has_certificates_only() => {
+                at_key(Why::NoKeyInside)
+            }
             why => at_key(why),
         })?;
-        let mut key = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
-            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey(files.certificate.clone())),
-            Error::InvalidCertificate(_) => at_certificate(Why::Certificate(error.to_string())),
-            error => at_key(Why::Key(error)),
+        let belongs = |chain: &[(usize, CertificateDer<'static>)]| {
+            let chain = chain.iter().map(|(_, one)| one.clone()).collect();
+            CertifiedKey::from_der(chain, key.clone_key(), provider)
+        };
+        let mut certified = belongs(&found).map_err(|error| match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey {
+                line,
+                certificate: files.certificate.clone(),
+                own: found
+                    .iter()
+                    .find_map(|one| belongs(slice::from_ref(one)).ok().map(|_| one.0)),
+            }),
+            Error::InvalidCertificate(_) => at_certificate(Why::Certificate(found[0].0, error.to_string())),
+            error => at_key(Why::Key(line, error)),
         })?;
-        key.ocsp = read_ocsp(&files.ocsp())?;
+        certified.ocsp = read_ocsp(&files.ocsp())?;
         Ok(Self {
             file: files.certificate.clone(),
-            key: Arc::new(key),
-            names,
-            valid,
+            key: Arc::new(certified),
+            names: links[0].names.clone(),
+            valid: links[0].valid,
+            doubts: chain::doubts(&files.certificate, &links, SystemTime::now()),
         })
     }
 }
 
-/// Returns the certificates in a file, at least one.
+/// Returns the certificates in a file, at least one, each with the line in which it begins.
 ///
 /// # Errors
 /// Returns the first fault of the file.
-pub(super) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadFile> {
+pub(super) fn read_chain(path: &Path) -> Result<Vec<(usize, CertificateDer<'static>)>, BadFile> {
     read_certificates(path).map_err(|why| BadFile::new(path, why))
 }
 
-/// Returns the certificates of a file. There is at least one.
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Why> {
+fn read_certificates(path: &Path) -> Result<Vec<(usize, CertificateDer<'static>)>, Why> {
     let (text, _) = read(path, FILE_MAX_BYTES)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let certificates = certificates.map_err(Why::Pem)?;
-    if certificates.is_empty() {
-        return Err(missing(&text, Why::NoCertificate));
-    }
-    Ok(certificates)
+    pem::certificates(&text).map_err(Why::Pem)
 }
 
-/// Checks what clients are sent, except for the first certificate.
-fn check_chain(chain: &[CertificateDer<'_>]) -> Result<(), Why> {
-    let bytes = chain.iter().map(|one| one.len()).sum();
+/// Checks what clients are sent.
+fn check_chain(chain: &[(usize, CertificateDer<'_>)]) -> Result<Vec<Link>, Why> {
+    let bytes = chain.iter().map(|(_, one)| one.len()).sum();
     if bytes > CHAIN_MAX_BYTES {
         let certificates = chain.len();
         return Err(Why::ChainTooLong { certificates, bytes });
     }
-    for (position, one) in chain.iter().enumerate().skip(1) {
-        Certificate::from_der(one).map_err(|error| Why::Chain(position + 1, error.to_string()))?;
+    let link = |(line, one): &(usize, _)| Link::read(*line, one).map_err(|why| Why::Certificate(*line, why));
+    let links: Vec<_> = chain.iter().map(link).collect::<Result<_, _>>()?;
+    match links.first() {
+        Some(own) if own.is_version_1 => Err(Why::Version1(own.line)),
+        _ => Ok(links),
     }
-    Ok(())
 }
 
 impl PairFiles {
@@ -195,31 +195,14 @@ fn is_ocsp_answer(answer: &[u8]) -> bool {
     })
 }
 
-fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Why> {
+/// Returns the key, and the line in which it begins.
+fn read_key(path: &Path) -> Result<(usize, PrivateKeyDer<'static>), Why> {
     let (text, mode) = read(path, FILE_MAX_BYTES)?;
-    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
-        _ if is_encrypted(&text) => Why::EncryptedKey,
-        pem::Error::NoItemsFound => missing(&text, Why::NoKey),
-        error => Why::Pem(error),
-    })?;
+    let key = pem::key(&text).map_err(Why::Pem)?;
     if mode & READ_BY_OTHERS != 0 {
         return Err(Why::ReadByOthers);
     }
     Ok(key)
-}
-
-/// Returns why a file has nothing in PEM.
-fn missing(text: &[u8], why: Why) -> Why {
-    if text.first() == Some(&SEQUENCE) {
-        return Why::Binary;
-    }
-    why
-}
-
-/// Returns whether a file has an encrypted key: in PKCS#8, or as OpenSSL wrote keys before.
-fn is_encrypted(text: &[u8]) -> bool {
-    let has = |marker: &[u8]| text.windows(marker.len()).any(|part| part == marker);
-    has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
 }
 
 /// Returns the content of a file in PEM, and its mode.
@@ -234,30 +217,7 @@ fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, u32), Why> {
 
 /// Returns when a certificate stops to be valid.
 pub(super) fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
-    facts(certificate).ok().map(|(_, valid)| valid.to)
-}
-
-/// Returns the names of hosts in a certificate, and when it is valid.
-fn facts(certificate: &CertificateDer<'_>) -> Result<(Vec<Box<str>>, Validity), Why> {
-    let parsed = Certificate::from_der(certificate).map_err(|error| Why::Certificate(error.to_string()))?;
-    let parsed = parsed.tbs_certificate();
-    if parsed.version() == Version::V1 {
-        return Err(Why::Version1);
-    }
-    let names = parsed.get_extension::<SubjectAltName>();
-    let names = names.map_err(|error| Why::Certificate(error.to_string()))?;
-    let names = names.into_iter().flat_map(|(_, names)| names.0);
-    let names = names.filter_map(|name| match name {
-        GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase().into_boxed_str()),
-        _ => None,
-    });
-    let time = |since_1970: Duration| SystemTime::UNIX_EPOCH + since_1970;
-    let validity = parsed.validity();
-    let valid = Validity {
-        from: time(validity.not_before.to_unix_duration()),
-        to: time(validity.not_after.to_unix_duration()),
-    };
-    Ok((names.collect(), valid))
+    Link::read(1, certificate).ok().map(|link| link.valid.to)
 }
 
 impl BadFile {
@@ -303,37 +263,21 @@ impl Display for BadFile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let file = self.file.display();
         match &self.why {
+            Why::Read(error @ Unreadable::Kind(_)) => write!(
+                f,
+                "cannot read {file}: {error}: expected a file, because only --tls-dir takes a folder"
+            ),
             Why::Read(error) => write!(f, "cannot read {file}: {error}"),
             Why::TooMany | Why::KeyAlone | Why::Empty => self.fmt_folder(f),
             Why::ReadByOthers => write!(
                 f,
                 "every user can read the private key in {file}: run `chmod o= {file}`"
             ),
-            Why::Binary => write!(
-                f,
-                "{file} is in DER or PKCS#12: expected PEM, which `openssl x509 -inform DER`, `openssl pkey -inform \
-                 DER` or `openssl pkcs12 -nodes` writes"
-            ),
-            Why::Pem(error) => {
-                write!(f, "{file} is not valid PEM: ")?;
-                describe(error, f)
-            }
-            Why::NoCertificate => write!(
-                f,
-                "{file} has no certificate: expected a line `-----BEGIN CERTIFICATE-----`"
-            ),
-            Why::NoKey => write!(
-                f,
-                "{file} has no private key: expected a line such as `-----BEGIN PRIVATE KEY-----`"
-            ),
+            Why::Pem(fault) => fault.of(&file).fmt(f),
             Why::NoKeyInside => write!(
                 f,
                 "{file} has a certificate and no private key: give --tls-key too, or one file with both (in a folder, \
                  NAME.key beside the certificate)"
-            ),
-            Why::EncryptedKey => write!(
-                f,
-                "the private key in {file} is encrypted: `openssl pkey -in {file} -out NEW` writes it without a password"
             ),
             Why::ChainTooLong { certificates, bytes } => write!(
                 f,
@@ -342,17 +286,19 @@ impl Display for BadFile {
                 bytes >> 10,
                 CHAIN_MAX_BYTES >> 10
             ),
-            Why::Version1 => write!(
+            Why::Version1(line) => write!(
                 f,
-                "the certificate in {file} is of version 1, which has no names of hosts: `openssl x509 -req -extfile` \
-                 makes one with the extension subjectAltName"
+                "{file}:{line}: the certificate is of version 1, which has no names of hosts: `openssl x509 -req \
+                 -extfile` makes one with the extension subjectAltName"
             ),
-            Why::Chain(number, why) => write!(f, "certificate {number} in {file} is not valid: {why}"),
-            Why::Certificate(why) => write!(f, "the certificate in {file} is not valid: {why}"),
-            Why::Key(error) => write!(
+            Why::Certificate(line, why) => write!(
                 f,
-                "the private key in {file} cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 \
-                 or P-521, or Ed25519 ({error})"
+                "{file}:{line}: the certificate is damaged ({why}): copy the file again"
+            ),
+            Why::Key(line, error) => write!(
+                f,
+                "{file}:{line}: the private key cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, \
+                 P-384 or P-521, or Ed25519 ({error})"
             ),
             Why::Ocsp => write!(
                 f,
@@ -360,28 +306,25 @@ impl Display for BadFile {
                  {file}` writes one, and without the file none is sent",
                 OCSP_MAX_BYTES >> 10
             ),
-            Why::OtherKey(certificate) => write!(
-                f,
-                "the key in {file} does not belong to the first certificate in {}: the server's own certificate comes \
-                 first, and then its chain",
-                certificate.display()
-            ),
+            Why::OtherKey { line, certificate, own } => {
+                let certificate = certificate.display();
+                write!(
+                    f,
+                    "{file}:{line}: the private key does not belong to the first certificate in {certificate}: "
+                )?;
+                match own {
+                    Some(own) => write!(
+                        f,
+                        "it belongs to the one in line {own}, which must come first, before its chain"
+                    ),
+                    None => write!(
+                        f,
+                        "expected the key for which `openssl pkey -pubout -in {file}` prints the same as `openssl x509 \
+                         -pubkey -noout -in {certificate}`"
+                    ),
+                }
+            }
         }
-    }
-}
-
-fn describe(error: &pem::Error, f: &mut Formatter<'_>) -> fmt::Result {
-    match error {
-        pem::Error::MissingSectionEnd { end_marker } => {
-            let label = String::from_utf8_lossy(end_marker);
-            write!(f, "it ends before the line `-----END {}-----`", reason(&label))
-        }
-        pem::Error::IllegalSectionStart { line } => {
-            let line = String::from_utf8_lossy(line);
-            write!(f, "expected a line `-----BEGIN …-----` in place of `{}`", reason(&line))
-        }
-        pem::Error::Base64Decode(why) => write!(f, "a line between BEGIN and END is not base64: {why}"),
-        error => error.fmt(f),
     }
 }
 

@@ -94,6 +94,8 @@ pub(crate) enum Unusable {
     File(BadFile),
     /// The system has no authorities. The text says what was wrong, if anything was.
     NoAuthorities(String),
+    /// The certificate in this line cannot be used as an authority.
+    Authority(PathBuf, usize, String),
     /// The certificates cannot be used as authorities.
     Authorities(PathBuf, String),
 }
@@ -330,10 +332,11 @@ fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> {
         return Ok((roots, found.certs, Vec::new()));
     };
     let named = read_chain(file).map_err(Unusable::File)?;
-    for certificate in &named {
+    for (line, certificate) in &named {
         let added = roots.add(certificate.clone());
-        added.map_err(|error| Unusable::Authorities(file.into(), error.to_string()))?;
+        added.map_err(|error| Unusable::Authority(file.into(), *line, error.to_string()))?;
     }
+    let named: Vec<_> = named.into_iter().map(|(_, certificate)| certificate).collect();
     Ok((roots, named.clone(), named))
 }
 
@@ -348,6 +351,11 @@ impl Display for Unusable {
                 }
                 f.write_str(": install the package ca-certificates, or give target_tls_ca")
             }
+            Self::Authority(file, line, why) => write!(
+                f,
+                "{}:{line}: the certificate cannot be an authority ({why}): copy the file again",
+                file.display()
+            ),
             Self::Authorities(file, why) => {
                 write!(
                     f,

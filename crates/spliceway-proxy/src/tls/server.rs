@@ -230,6 +230,9 @@ impl Terminator {
         });
         if stale.is_none() {
             tracing::info!(service, "read the changed certificates");
+            for doubt in self.doubts() {
+                tracing::warn!(service, "{doubt}");
+            }
         }
     }
 
@@ -267,6 +270,20 @@ impl Terminator {
     /// Returns the number of certificates in force.
     pub(crate) fn certificates(&self) -> usize {
         self.pairs().all().len()
+    }
+
+    /// Returns what clients may refuse about the certificates in force.
+    pub(crate) fn doubts(&self) -> Vec<String> {
+        let pairs = self.pairs();
+        let mut all = pairs.all().iter().flat_map(|pair| &pair.doubts);
+        let mut shown: Vec<_> = all.by_ref().take(DOUBTS_MAX).map(ToString::to_string).collect();
+        let more = all.count();
+        if more > 0 {
+            shown.push(format!(
+                "{more} more certificates have such faults: see the flag `tls` of `spliceway doctor`"
+            ));
+        }
+        shown
     }
 
     /// Returns the certificates that end first, each with its file. There are at most `max`.
@@ -409,6 +426,9 @@ fn turns() -> Semaphore {
     Semaphore::new((processors / 2).max(1))
 }
 
+/// The warnings about certificates that one read shows. With a thousand certificates that end on
+/// one day, the first ones tell the operator enough.
+const DOUBTS_MAX: usize = 8;
 /// The time between two looks at the files. Together with the time to read them, a change is in
 /// force within 10 seconds.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);

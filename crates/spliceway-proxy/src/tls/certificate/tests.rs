@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::tls::crypto::provider;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, SignatureAlgorithm};
+use rustls::pki_types::pem::PemObject;
 
 /// Returns a certificate for these names, signed by itself, and its key, in PEM.
 pub(crate) fn made_pem(names: &[&str], algorithm: &'static SignatureAlgorithm) -> (String, String) {
@@ -90,73 +91,62 @@ fn keys_of_each_format_are_read() {
 }
 
 #[test]
-fn each_fault_of_a_file_is_named_with_its_remedy() {
+fn each_fault_of_a_key_is_named_with_its_remedy() {
     let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
-    let (_, other) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
-    let cut = certificate.replace("-----END CERTIFICATE-----", "");
-    let not_base64 = certificate.replace("MII", "M!!");
-    let bad_chain = format!("{certificate}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
-    let long = certificate.repeat((CHAIN_MAX_BYTES >> 8) + 1);
-    let empty = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let (another, other) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
+    let reversed = format!("{another}{certificate}");
+    let not_own = "key.pem:1: the private key does not belong to the first certificate in certificate.pem: ";
+    let own = another.lines().count() + 1;
+    let belongs = format!("{not_own}it belongs to the one in line {own}, which must come first");
     let encrypted_by_openssl =
         "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n-----END EC PRIVATE KEY-----\n";
     let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    let is_encrypted = "key.pem:1: the private key is encrypted: `openssl pkey -in key.pem";
+    let is_certificate = "key.pem:1: there is a certificate, and no private key";
+    let readable = "every user can read the private key in key.pem: run `chmod o= ";
     for (certificate, key, mode, expected) in [
-        (
-            &*certificate,
-            &*key,
-            0o644,
-            "every user can read the private key in key.pem: run `chmod o= ",
-        ),
+        (&certificate, &*key, 0o644, readable),
         (
             &certificate,
             &other,
             0o600,
-            "the key in key.pem does not belong to the first certificate in certificate.pem",
+            &format!("{not_own}expected the key for which"),
         ),
-        (
-            &certificate,
-            &certificate,
-            0o600,
-            "key.pem has no private key: expected a line such as",
-        ),
-        (
-            &certificate,
-            encrypted,
-            0o600,
-            "the private key in key.pem is encrypted: `openssl pkey -in key.pem",
-        ),
-        (
-            &certificate,
-            encrypted_by_openssl,
-            0o600,
-            "the private key in key.pem is encrypted: ",
-        ),
-        (
-            &not_base64,
-            &key,
-            0o600,
-            "certificate.pem is not valid PEM: a line between BEGIN and END is not base64: ",
-        ),
-        (
-            &bad_chain,
-            &key,
-            0o600,
-            "certificate 2 in certificate.pem is not valid: ",
-        ),
-        (&long, &key, 0o600, "certificate.pem has 8"),
-        (&key, &key, 0o600, "certificate.pem has no certificate: expected a line"),
-        (
-            &cut,
-            &key,
-            0o600,
-            "certificate.pem is not valid PEM: it ends before the line `-----END CERTIFICATE-----`",
-        ),
-        (empty, &key, 0o600, "the certificate in certificate.pem is not valid: "),
-        ("", "", 0o600, "certificate.pem has no certificate"),
+        (&reversed, &key, 0o600, &belongs),
+        (&certificate, &certificate, 0o600, is_certificate),
+        (&certificate, encrypted, 0o600, is_encrypted),
+        (&certificate, encrypted_by_openssl, 0o600, is_encrypted),
     ] {
         let message = message(certificate, key, mode);
         assert!(message.starts_with(expected), "{message}");
+    }
+}
+
+#[test]
+fn each_fault_of_a_certificate_is_named_with_its_line() {
+    let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
+    let empty = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let second = certificate.lines().count() + 1;
+    for (certificate, expected) in [
+        (&*key, ":1: there is a private key, and no certificate"),
+        (
+            &certificate.replace("-----END CERTIFICATE-----", ""),
+            ":1: the section that begins here does not end",
+        ),
+        (
+            &certificate.replace("MII", "M!!"),
+            ":2: the line has a character that is not base64",
+        ),
+        (
+            &format!("{certificate}{empty}"),
+            &format!(":{second}: the certificate is damaged ("),
+        ),
+        (&certificate.repeat((CHAIN_MAX_BYTES >> 8) + 1), " has 8"),
+        (empty, ":1: the certificate is damaged ("),
+        ("", ": the file is empty: expected a certificate"),
+    ] {
+        let message = message(certificate, &key, 0o600);
+        assert!(message.starts_with(&format!("certificate.pem{expected}")), "{message}");
     }
 }
 
@@ -179,7 +169,7 @@ fn a_path_that_leads_to_no_file_is_an_error_at_once() {
     for (path, expected) in [
         (Path::new("/nonexistent"), "No such file"),
         (Path::new("/dev/zero"), "this is a device, which is not read"),
-        (&folder.0, "this is a directory, which is not read"),
+        (&folder.0, "this is a directory, which is not read: expected a file"),
         (&huge, "larger than 1 MiB, which is the limit"),
     ] {
         let message = message_of(path);
@@ -199,12 +189,13 @@ fn a_file_in_another_format_is_named() {
     let der = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     std::fs::write(&files.key, der.secret_der()).unwrap();
     let message = |files: &PairFiles| Pair::read(files, &provider()).unwrap_err().to_string();
-    let expected = " is in DER or PKCS#12: expected PEM, which `openssl x509 -inform DER`";
-    assert!(message(&files).contains(&format!("key.pem{expected}")));
+    let expected = "key.pem: the file is DER and not PEM: `openssl pkey -inform der -in ";
+    assert!(message(&files).contains(expected), "{}", message(&files));
     let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
     files.certificate = folder.0.join("certificate.der");
     std::fs::write(&files.certificate, &der).unwrap();
-    assert!(message(&files).contains(&format!("certificate.der{expected}")));
+    let expected = "certificate.der: the file is DER and not PEM: `openssl x509 -inform der -in ";
+    assert!(message(&files).contains(expected), "{}", message(&files));
 }
 
 #[test]

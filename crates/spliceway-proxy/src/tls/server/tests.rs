@@ -188,7 +188,7 @@ async fn a_broken_file_leaves_the_old_certificate_in_force() {
             .reload()
             .unwrap_err()
             .to_string()
-            .contains("has no private key")
+            .contains("there is no private key")
     );
     let (agreed, connected) = shake(&terminator, client, "a.test").await;
     connected.unwrap();
@@ -271,7 +271,7 @@ async fn a_look_finds_files_that_came_changed_or_went() {
             .unwrap()
             .unwrap_err()
             .to_string()
-            .contains("a.crt has no certificate")
+            .contains("a.crt: the file is empty")
     );
     assert_eq!(names(&terminator), ["a.test".into(), "other.test".into()]);
     // Another look finds the same fault, which counts once.
@@ -308,7 +308,7 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     folder.write("key.pem", "broken");
     after_a_look().await;
     let stale = terminator.stale().unwrap();
-    assert!(stale.why.contains("has no private key"), "{}", stale.why);
+    assert!(stale.why.contains("there is no private key"), "{}", stale.why);
     // The next look finds the same fault, and counts nothing.
     after_a_look().await;
     assert_eq!(terminator.stale().unwrap().since, stale.since);

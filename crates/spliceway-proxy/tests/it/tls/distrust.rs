@@ -367,11 +367,15 @@ fn files_and_keys_that_do_not_fit_are_named_at_the_start() {
             &["--target-tls-ca", "/nonexistent"][..],
             "cannot read /nonexistent",
         ),
-        (&*tls, &["--target-tls-ca", key], "has no certificate"),
+        (
+            &*tls,
+            &["--target-tls-ca", key],
+            "there is a private key, and no certificate",
+        ),
         (
             &*tls,
             &["--target-tls-cert", key, "--target-tls-key", key],
-            "has no certificate",
+            "there is a private key, and no certificate",
         ),
         (&*plain, &["--target-tls-ca", ca], "needs a server that speaks TLS"),
         (

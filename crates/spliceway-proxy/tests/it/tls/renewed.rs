@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use super::client::{Client, Config, Pair, TLS12, TLS13};
 
 /// Returns a configuration of a forwarder with this certificate.
-fn config(target: SocketAddr, pair: &Pair) -> TextFile {
+pub(super) fn config(target: SocketAddr, pair: &Pair) -> TextFile {
     let [_, certificate, _, key] = pair.arguments();
     TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"a\"\nkind = \"forward\"\n\
@@ -57,7 +57,7 @@ fn a_broken_file_refuses_a_reload_and_the_old_certificate_stays() {
     pair.renew(&["a.test"]);
     for (broken, remedy) in [
         ("broken", "BEGIN PRIVATE KEY"),
-        (&key, "the server's own certificate comes first"),
+        (&key, "does not belong to the first certificate in"),
     ] {
         pair.key.write(broken);
         let line = program.reload();

@@ -1,10 +1,12 @@
 //! What operators see of TLS.
 
 use crate::admin::Socket;
-use crate::harness::{Program, connect, echo};
+use crate::harness::{Program, connect, echo, refusing};
 use std::io::Write;
+use std::process::Command;
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
+use super::renewed::config;
 
 const HANDSHAKES: &str = "spliceway_tls_handshakes_total";
 const FAILURES: &str = "spliceway_tls_handshake_failures_total";
@@ -107,4 +109,25 @@ fn the_status_shows_certificates_and_the_sessions_their_version() {
     assert_eq!(page["sessions"][0]["tls"], "1.2");
     let text = String::from_utf8(socket.command(&["status"]).stdout).unwrap();
     assert!(text.contains("\n  TLS: 1 certificate, it ends in "), "{text}");
+}
+
+#[test]
+fn check_warns_of_a_certificate_that_clients_refuse() {
+    let pair = Pair::new(&["a.test"]);
+    let mut params = rcgen::CertificateParams::new(vec!["a.test".to_owned()]).unwrap();
+    params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    let key = rcgen::KeyPair::generate().unwrap();
+    pair.certificate.write(&params.self_signed(&key).unwrap().pem());
+    pair.key.write(&key.serialize_pem());
+    let file = config(refusing(), &pair);
+    let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(["check", "-c", file.path()])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let warning = format!(
+        ": tls_cert: {}:1: the certificate has ended at 2001-01-01T00:00:00Z",
+        pair.certificate.path()
+    );
+    assert!(output.status.success() && text.contains(&warning), "{text}");
 }

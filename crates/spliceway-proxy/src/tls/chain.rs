@@ -1,0 +1,286 @@
+//! What is doubtful about a certificate and its chain, although the program can use them.
+
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
+use x509_cert::Certificate;
+use x509_cert::certificate::Version;
+use x509_cert::der::Decode;
+use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::name::Name;
+
+use crate::kit::clock;
+
+/// A certificate that ends within this time is a warning, as in the alerts.
+const SOON: Duration = Duration::from_secs(14 * DAY);
+const DAY: u64 = 86_400;
+
+/// A certificate of a chain, and the line of the file in which it begins.
+pub(super) struct Link {
+    pub(super) line: usize,
+    pub(super) is_version_1: bool,
+    subject: Name,
+    issuer: Name,
+    pub(super) valid: Validity,
+    /// The names of hosts, in lower case.
+    pub(super) names: Vec<Box<str>>,
+    /// Whether there is a name or an address that a client can check.
+    is_named: bool,
+}
+
+/// The time in which a certificate is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) from: SystemTime,
+    pub(crate) to: SystemTime,
+}
+
+/// Something that clients may refuse.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    file: PathBuf,
+    line: usize,
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum What {
+    Ended(SystemTime),
+    NotYet(SystemTime),
+    EndsSoon(SystemTime),
+    /// The certificate has not issued the one before it.
+    NotIssuer {
+        subject: String,
+        expected: String,
+    },
+    NoName,
+}
+
+impl Link {
+    /// Reads a certificate.
+    ///
+    /// # Errors
+    /// Returns what is wrong with its content.
+    pub(super) fn read(line: usize, certificate: &CertificateDer<'_>) -> Result<Self, String> {
+        let parsed = Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+        let parsed = parsed.tbs_certificate();
+        let names = parsed.get_extension::<SubjectAltName>();
+        let names = names.map_err(|error| error.to_string())?;
+        let names: Vec<_> = names.into_iter().flat_map(|(_, names)| names.0).collect();
+        let is_named = |name: &GeneralName| matches!(name, GeneralName::DnsName(_) | GeneralName::IpAddress(_));
+        let is_named = names.iter().any(is_named);
+        let names = names.into_iter().filter_map(|name| match name {
+            GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase().into_boxed_str()),
+            _ => None,
+        });
+        let time = |since_1970: Duration| SystemTime::UNIX_EPOCH + since_1970;
+        let validity = parsed.validity();
+        Ok(Self {
+            line,
+            is_version_1: parsed.version() == Version::V1,
+            subject: parsed.subject().clone(),
+            issuer: parsed.issuer().clone(),
+            valid: Validity {
+                from: time(validity.not_before.to_unix_duration()),
+                to: time(validity.not_after.to_unix_duration()),
+            },
+            names: names.collect(),
+            is_named,
+        })
+    }
+}
+
+/// Returns what is doubtful about a chain in this file, which begins with the server's own
+/// certificate.
+pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt> {
+    let doubt = |link: &Link, what| Doubt {
+        file: file.to_owned(),
+        line: link.line,
+        what,
+    };
+    let mut doubts = Vec::new();
+    for link in chain {
+        let Validity { from, to } = link.valid;
+        let time = if to <= now {
+            Some(What::Ended(to))
+        } else if from > now {
+            Some(What::NotYet(from))
+        } else {
+            (to <= now + SOON).then_some(What::EndsSoon(to))
+        };
+        doubts.extend(time.map(|what| doubt(link, what)));
+    }
+    doubts.extend(
+        chain
+            .first()
+            .filter(|own| !own.is_named)
+            .map(|own| doubt(own, What::NoName)),
+    );
+    for pair in chain.windows(2) {
+        let [before, link] = pair else { continue };
+        if before.issuer != link.subject {
+            let what = What::NotIssuer {
+                subject: link.subject.to_string(),
+                expected: before.issuer.to_string(),
+            };
+            doubts.push(doubt(link, what));
+        }
+    }
+    doubts
+}
+
+impl Doubt {
+    #[cfg(test)]
+    /// Returns whether every client refuses the certificate.
+    pub(crate) fn is_fatal(&self) -> bool {
+        matches!(self.what, What::Ended(_) | What::NotYet(_))
+    }
+}
+
+impl Display for Doubt {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: ", self.file.display(), self.line)?;
+        let date = |time: &SystemTime| clock::rfc3339_seconds(*time);
+        match &self.what {
+            What::Ended(time) => write!(
+                f,
+                "the certificate has ended at {}, and clients refuse it: renew it",
+                date(time)
+            ),
+            What::NotYet(time) => write!(
+                f,
+                "the certificate is valid from {} on, and clients refuse it until then: is the clock of this machine right?",
+                date(time)
+            ),
+            What::EndsSoon(time) => write!(f, "the certificate ends at {}: renew it", date(time)),
+            // Names in certificates may have any character, which the quotes escape.
+            What::NotIssuer { subject, expected } => write!(
+                f,
+                "the certificate before this one is from {expected:?}, and this one is of {subject:?}: put the \
+                 certificate of each issuer after the one that it has issued"
+            ),
+            What::NoName => write!(
+                f,
+                "the certificate has no name of a host (subjectAltName), and most clients refuse it: renew it with its names"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::certificate::Pair;
+    use crate::tls::certificate::tests::Folder;
+    use crate::tls::crypto::provider;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+
+    fn params(name: &str, hosts: &[&str]) -> CertificateParams {
+        let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(hosts).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    }
+
+    fn authority(name: &str) -> CertificateParams {
+        let mut params = params(name, &[]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+    }
+
+    /// Returns what is doubtful about this chain, without the names of folders.
+    fn doubts(chain: &[&str], key: &KeyPair) -> Vec<String> {
+        let folder = Folder::new();
+        let files = folder.pair(&chain.concat(), &key.serialize_pem());
+        let pair = Pair::read(&files, &provider()).unwrap();
+        let folder = format!("{}/", files.certificate.parent().unwrap().display());
+        let doubts = pair.doubts.iter().map(|doubt| doubt.to_string().replace(&folder, ""));
+        doubts.collect()
+    }
+
+    #[test]
+    fn each_issuer_follows_what_it_has_issued() {
+        let [root_key, middle_key, key] = std::array::from_fn(|_| KeyPair::generate().unwrap());
+        let root_of = Issuer::new(authority("root"), &root_key);
+        let middle = authority("middle").signed_by(&middle_key, &root_of).unwrap().pem();
+        let root = authority("root").self_signed(&root_key).unwrap().pem();
+        let middle_of = Issuer::new(authority("middle"), &middle_key);
+        let own = params("own", &["a.test"]).signed_by(&key, &middle_of).unwrap().pem();
+        for chain in [&[&*own][..], &[&own, &middle], &[&own, &middle, &root]] {
+            assert_eq!(doubts(chain, &key), [""; 0]);
+        }
+        let line = own.lines().count() + 1;
+        let wrong = doubts(&[&own, &root], &key);
+        let expected = format!(
+            "certificate.pem:{line}: the certificate before this one is from \"CN=middle\", and this one is of \
+             \"CN=root\": put"
+        );
+        assert!(wrong.len() == 1 && wrong[0].starts_with(&expected), "{wrong:?}");
+        assert_eq!(doubts(&[&own, &root, &middle], &key).len(), 2);
+    }
+
+    #[test]
+    fn the_times_of_all_certificates_count() {
+        let key = KeyPair::generate().unwrap();
+        let of = |from: i32, to: i32| {
+            let mut params = params("own", &["a.test"]);
+            (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+            params.self_signed(&key).unwrap().pem()
+        };
+        for (from, to, expected) in [
+            (2000, 4000, None),
+            (
+                2000,
+                2001,
+                Some("certificate.pem:1: the certificate has ended at 2001-01-01T00:00:00Z"),
+            ),
+            (
+                3000,
+                4000,
+                Some("certificate.pem:1: the certificate is valid from 3000-01-01T00:00:00Z on"),
+            ),
+        ] {
+            let doubts = doubts(&[&of(from, to)], &key);
+            assert_eq!(doubts.len(), expected.iter().count(), "{doubts:?}");
+            assert!(
+                doubts
+                    .iter()
+                    .zip(expected)
+                    .all(|(doubt, start)| doubt.starts_with(start)),
+                "{doubts:?}"
+            );
+        }
+        let second = doubts(&[&of(2000, 4000), &of(2000, 2001)], &key);
+        assert!(second.len() == 1 && second[0].contains("has ended"), "{second:?}");
+    }
+
+    #[test]
+    fn a_certificate_needs_a_name_or_an_address() {
+        let key = KeyPair::generate().unwrap();
+        let of = |hosts| params("a.test", hosts).self_signed(&key).unwrap().pem();
+        assert_eq!(doubts(&[&of(&["127.0.0.1"])], &key), [""; 0]);
+        let doubts = doubts(&[&of(&[])], &key);
+        assert!(
+            doubts.len() == 1 && doubts[0].contains("has no name of a host (subjectAltName)"),
+            "{doubts:?}"
+        );
+    }
+
+    #[test]
+    fn a_certificate_that_ends_in_two_weeks_is_soon() {
+        let key = KeyPair::generate().unwrap();
+        let pem = params("own", &["a.test"]).self_signed(&key).unwrap();
+        let link = Link::read(1, pem.der()).unwrap();
+        let end = link.valid.to;
+        let chain = [link];
+        for (before, count) in [(15, 0), (14, 1), (1, 1)] {
+            let found = super::doubts(Path::new("a"), &chain, end - Duration::from_secs(before * DAY));
+            assert_eq!(found.len(), count);
+            assert!(found.iter().all(|doubt| !doubt.is_fatal()));
+        }
+        assert!(super::doubts(Path::new("a"), &chain, end)[0].is_fatal());
+    }
+}
