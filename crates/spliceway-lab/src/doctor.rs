@@ -8,6 +8,7 @@ mod more;
 mod pipes;
 mod report;
 mod sockets;
+mod tls;
 mod transparent;
 
 use std::io;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use finding::{Check, Finding, Section, Verdict};
 use report::{Report, Subject};
 
+pub use tls::{Mark, Note, report_tls};
 pub use transparent::Way;
 
 /// What the command line asks for.

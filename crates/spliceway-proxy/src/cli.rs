@@ -2,6 +2,7 @@
 
 mod action;
 mod args;
+mod doctor_tls;
 mod generated;
 mod hash_password;
 mod print;
@@ -18,7 +19,7 @@ use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
 
 use crate::settings::config::{Config, KindArg, admin_path};
-use crate::settings::{Origin, Source, settle};
+use crate::settings::{Origin, Source, settle, tls_files};
 use action::Action;
 use args::ServiceArgs;
 
@@ -274,6 +275,10 @@ enum Command {
         /// nothing is missing
         #[arg(long, value_name = "WAY", conflicts_with = "exhaust")]
         transparent: Option<Way>,
+        /// Check the certificates of this configuration, instead of zero copy. The exit code is 0
+        /// without a fault
+        #[arg(long, value_name = "PATH", conflicts_with_all = ["exhaust", "transparent"])]
+        tls: Option<PathBuf>,
     },
     /// Compare splice with copies on this machine: rate, CPU time and latency
     #[command(after_help = BENCH_EXAMPLES)]
@@ -361,9 +366,16 @@ impl Cli {
             Some(Command::Top(socket)) => socket.operate(operator::Command::Top),
             Some(Command::Status { socket, json }) => socket.operate(operator::Command::Status { json }),
             Some(Command::Doctor {
+                json, tls: Some(path), ..
+            }) => {
+                let services = tls_files(&path).map_err(Refused::Files)?;
+                Ok(Action::DoctorTls(json, services))
+            }
+            Some(Command::Doctor {
                 json,
                 exhaust,
                 transparent,
+                tls: None,
             }) => Ok(Action::Doctor(DoctorCommand {
                 json,
                 exhaust,

@@ -23,6 +23,7 @@ pub(crate) mod counts;
 mod crypto;
 mod failure;
 pub(crate) mod folder;
+pub(crate) mod inspect;
 pub(crate) mod names;
 mod pem;
 pub(crate) mod server;

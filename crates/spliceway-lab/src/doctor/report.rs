@@ -1,5 +1,6 @@
 //! Prints findings, as text of at most 80 columns or as JSON.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
@@ -16,13 +17,14 @@ const INDENT: usize = 13;
 pub(super) enum Subject {
     ZeroCopy,
     Transparent,
+    Tls,
 }
 
 /// The checks so far.
 pub(super) struct Report {
     is_json: bool,
     subject: Subject,
-    section: &'static str,
+    section: Cow<'static, str>,
     entries: Vec<Entry>,
     /// The first error of standard output.
     failed: Option<io::Error>,
@@ -30,9 +32,9 @@ pub(super) struct Report {
 
 #[derive(Serialize)]
 struct Entry {
-    section: &'static str,
+    section: Cow<'static, str>,
     check: &'static str,
-    title: &'static str,
+    title: Cow<'static, str>,
     /// Whether the answer is no if this check differs.
     decides: bool,
     #[serde(flatten)]
@@ -51,6 +53,9 @@ struct Document<'a> {
     /// Whether nothing is missing for transparent proxying.
     #[serde(skip_serializing_if = "Option::is_none")]
     transparent: Option<Option<bool>>,
+    /// Whether the certificates have no fault.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Option<bool>>,
     checks: &'a [Entry],
 }
 
@@ -59,7 +64,7 @@ impl Report {
         let mut report = Self {
             is_json,
             subject,
-            section: "",
+            section: "".into(),
             entries: Vec::new(),
             failed: None,
         };
@@ -70,17 +75,19 @@ impl Report {
     }
 
     /// Begins a section.
-    pub(super) fn section(&mut self, title: &'static str) {
-        self.section = title;
+    pub(super) fn section(&mut self, title: impl Into<Cow<'static, str>>) {
+        self.section = title.into();
         let bold = Style::new().bold();
-        self.print(&format!("\n{bold}{title}{bold:#}\n"));
+        self.print(&format!("\n{bold}{}{bold:#}\n", self.section));
     }
 
-    pub(super) fn add(&mut self, check: (&'static str, &'static str, bool), finding: Finding) {
+    pub(super) fn add(&mut self, check: (&'static str, impl Into<Cow<'static, str>>, bool), finding: Finding) {
         let (name, title, decides) = check;
-        self.print(&shown(name, title, &finding));
+        let title = title.into();
+        let word = self.subject.word(finding.verdict, decides);
+        self.print(&shown(word, name, &title, &finding));
         self.entries.push(Entry {
-            section: self.section,
+            section: self.section.clone(),
             check: name,
             title,
             decides,
@@ -117,6 +124,19 @@ impl Report {
             Verdict::Differs if self.subject == Subject::Transparent => {
                 format!("Something is missing here for transparent proxying. See {decided}.")
             }
+            Verdict::Ok if self.subject == Subject::Tls => {
+                let warned = names(&|entry| entry.finding.verdict == Verdict::Differs);
+                let has = if self.entries.is_empty() {
+                    "No service uses TLS."
+                } else {
+                    "The certificates have no fault."
+                };
+                let see = if warned.is_empty() { "" } else { " See the warnings." };
+                format!("{has}{see}")
+            }
+            Verdict::CannotTell | Verdict::Differs if self.subject == Subject::Tls => {
+                "A certificate has a fault, so that the program or its clients refuse it.".to_owned()
+            }
             Verdict::Ok => {
                 let differ = names(&|entry| entry.finding.verdict == Verdict::Differs);
                 let undecided = names(&|entry| entry.finding.verdict == Verdict::CannotTell);
@@ -148,6 +168,7 @@ impl Report {
                 user,
                 zero_copy: (self.subject == Subject::ZeroCopy).then_some(answer),
                 transparent: (self.subject == Subject::Transparent).then_some(answer),
+                tls: (self.subject == Subject::Tls).then_some(answer),
                 checks: &self.entries,
             };
             let mut text = serde_json::to_string_pretty(&document)?;
@@ -174,12 +195,20 @@ fn colour(verdict: Verdict) -> Style {
     Style::new().fg_color(Some(colour.into()))
 }
 
-fn shown(name: &str, title: &str, finding: &Finding) -> String {
-    let verdict = match finding.verdict {
-        Verdict::Ok => "ok",
-        Verdict::Differs => "differs",
-        Verdict::CannotTell => "cannot tell",
-    };
+impl Subject {
+    /// Returns the word for a verdict.
+    fn word(self, verdict: Verdict, decides: bool) -> &'static str {
+        match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Differs if self == Self::Tls && decides => "fault",
+            Verdict::Differs if self == Self::Tls => "warning",
+            Verdict::Differs => "differs",
+            Verdict::CannotTell => "cannot tell",
+        }
+    }
+}
+
+fn shown(verdict: &str, name: &str, title: &str, finding: &Finding) -> String {
     let style = colour(finding.verdict);
     let mut text = format!("{style}{verdict:<INDENT$}{style:#}{title} [{name}]\n");
     let mut line = |line: String| {
@@ -189,7 +218,8 @@ fn shown(name: &str, title: &str, finding: &Finding) -> String {
     };
     match finding.verdict {
         Verdict::CannotTell => line(format!("because {}", finding.observed)),
-        Verdict::Ok if finding.expected.is_empty() || finding.expected == finding.observed => {
+        Verdict::Ok | Verdict::Differs if finding.expected.is_empty() => line(finding.observed.clone()),
+        Verdict::Ok if finding.expected == finding.observed => {
             line(finding.observed.clone());
         }
         _ => {

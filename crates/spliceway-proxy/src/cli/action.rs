@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{self, DoctorCommand};
 
-use super::hash_password;
+use super::{doctor_tls, hash_password};
 use crate::kit::limits;
 use crate::log;
 use crate::run::lifetime;
-use crate::settings::{Settings, Source};
+use crate::settings::{Settings, Source, TlsFiles};
 
 /// The action that the command line requests.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) enum Action {
     /// Send a command to the program behind this admin socket.
     Operate(PathBuf, spliceway_operator::Command),
     Doctor(DoctorCommand),
+    /// Check the certificates of these services, and print JSON if asked for.
+    DoctorTls(bool, Vec<TlsFiles>),
     Bench(Box<BenchCommand>),
     /// Be one of the relays that `bench` compares.
     BenchRelay(RelayCommand),
@@ -45,6 +47,7 @@ impl Action {
                 log::announce(&format_args!("spliceway: {error}"));
                 ExitCode::FAILURE
             }),
+            Self::DoctorTls(json, services) => ended(doctor_tls::run(json, services)),
             Self::Doctor(command) => ended(doctor::run(command, possible_sessions())),
             Self::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
             Self::BenchRelay(command) => {

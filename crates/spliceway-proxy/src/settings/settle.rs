@@ -332,7 +332,7 @@ fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fau
     Ok(())
 }
 
-fn kind(service: &config::Service, location: usize) -> Result<Kind, Fault> {
+pub(super) fn kind(service: &config::Service, location: usize) -> Result<Kind, Fault> {
     let missing = |key, expected: String| Fault::new(Some(location), key, format!("is missing: {expected}"));
     let Some(kind) = service.kind.as_ref().map(Value::parsed) else {
         let kinds = Choice::<KindArg>::choices().join(", ");
@@ -403,7 +403,7 @@ fn rates(key: &'static str, list: &Option<List<Rate>>) -> Result<Rates, Fault> {
     Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, format!("{wrong}: {expected}")))
 }
 
-fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fault> {
+pub(super) fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fault> {
     let mut upstreams = Vec::new();
     for url in service.upstream_proxy.iter().flat_map(|list| list.iter()) {
         let fault = |expected| Fault::new(url.at(), "upstream_proxy", expected);

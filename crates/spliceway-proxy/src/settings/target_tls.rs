@@ -5,7 +5,7 @@ use spliceway_protocol::address::Target;
 use super::config::{Backend, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
 use super::origin::{Fault, Origin};
 use super::service::Kind;
-use super::tls::has_tls;
+use super::tls::{KeyAt, has_tls};
 use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::UpstreamProxy;
 use crate::tls::certificate::PairFiles;
@@ -38,6 +38,21 @@ pub(super) fn originator(
     origin: &Origin,
     warnings: &mut Vec<Fault>,
 ) -> Result<Option<Originator>, Fault> {
+    let Some((settings, (key, at))) = settings(service, servers, origin, warnings)? else {
+        return Ok(None);
+    };
+    let originator = Originator::new(settings);
+    originator.map(Some).map_err(|bad| Fault::new(at, key, bad.to_string()))
+}
+
+/// Returns how a service speaks TLS to targets and upstream proxies, or `None` if none of them
+/// does. No file is read.
+pub(super) fn settings(
+    service: &Service,
+    servers: &Servers<'_>,
+    origin: &Origin,
+    warnings: &mut Vec<Fault>,
+) -> Result<Option<(ClientSettings, KeyAt)>, Fault> {
     let (proxies, targets) = (proxies(service, servers), targets(service, servers));
     if let Some(first) = targets.first().filter(|_| service.udp()) {
         let why = "speaks TLS, which is not for udp: remove tls://, because datagrams have no TLS";
@@ -83,8 +98,7 @@ pub(super) fn originator(
         (None, None) => ("to", None),
     };
     has_tls(key, at)?;
-    let originator = Originator::new(settings);
-    originator.map(Some).map_err(|bad| Fault::new(at, key, bad.to_string()))
+    Ok(Some((settings, (key, at))))
 }
 
 fn proxies(service: &Service, servers: &Servers<'_>) -> Vec<Server> {

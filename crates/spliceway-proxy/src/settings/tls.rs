@@ -16,6 +16,27 @@ pub(super) fn terminator(
     origin: &Origin,
     warnings: &mut Vec<Fault>,
 ) -> Result<Option<Terminator>, Fault> {
+    let Some((settings, (key, at))) = settings(service, acme, origin)? else {
+        return Ok(None);
+    };
+    let of_folder = settings.folder.clone().zip(service.tls_dir.as_ref());
+    let terminator = Terminator::new(settings).map_err(|bad| match of_folder {
+        Some((folder, given)) if bad.file().starts_with(&folder) => Fault::new(given.at(), "tls_dir", bad.to_string()),
+        _ => Fault::new(at, key, bad.to_string()),
+    })?;
+    warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
+    Ok(Some(terminator))
+}
+
+/// The key that a fault of files is about, and its place.
+pub(super) type KeyAt = (&'static str, Option<usize>);
+
+/// Returns how a service ends TLS, or `None` if its clients do not speak it. No file is read.
+pub(super) fn settings(
+    service: &Service,
+    acme: &Acme,
+    origin: &Origin,
+) -> Result<Option<(ServerSettings, KeyAt)>, Fault> {
     let (certificates, folder) = (service.tls_cert.as_ref(), service.tls_dir.as_ref());
     let listed = certificates.map(|certificates| ("tls_cert", certificates.at()));
     let in_folder = folder.map(|folder| ("tls_dir", folder.at()));
@@ -53,13 +74,7 @@ pub(super) fn terminator(
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
     };
-    let of_folder = folder.map(|folder| (path(folder), folder.at()));
-    let terminator = Terminator::new(settings).map_err(|bad| match &of_folder {
-        Some((folder, at)) if bad.file().starts_with(folder) => Fault::new(*at, "tls_dir", bad.to_string()),
-        _ => Fault::new(at, key, bad.to_string()),
-    })?;
-    warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
-    Ok(Some(terminator))
+    Ok(Some((settings, (key, at))))
 }
 
 /// Checks that a service with routes has certificates if one of them ends TLS, and only then.

@@ -8,8 +8,9 @@ use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
 use x509_cert::certificate::Version;
 use x509_cert::der::Decode;
-use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::der::asn1::ObjectIdentifier;
 use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName};
 use x509_cert::name::Name;
 
 use crate::kit::clock;
@@ -17,12 +18,18 @@ use crate::kit::clock;
 /// A certificate that ends within this time is a warning, as in the alerts.
 const SOON: Duration = Duration::from_secs(14 * DAY);
 const DAY: u64 = 86_400;
+/// The purposes of a certificate (RFC 5280, section 4.2.1.12).
+const SERVER_AUTH: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1");
+const CLIENT_AUTH: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.2");
+const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
 
 /// A certificate of a chain, and the line of the file in which it begins.
 pub(super) struct Link {
     pub(super) line: usize,
     pub(super) is_version_1: bool,
-    subject: Name,
+    pub(super) is_for_clients: bool,
+    is_for_servers: bool,
+    pub(super) subject: Name,
     issuer: Name,
     pub(super) valid: Validity,
     /// The names of hosts, in lower case.
@@ -57,6 +64,7 @@ enum What {
         expected: String,
     },
     NoName,
+    NotForServers,
 }
 
 impl Link {
@@ -76,10 +84,18 @@ impl Link {
             GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase().into_boxed_str()),
             _ => None,
         });
+        let usages = parsed.get_extension::<ExtendedKeyUsage>();
+        let usages = usages.map_err(|error| error.to_string())?.map(|(_, usages)| usages.0);
+        let is_for = |usage| {
+            let usages = usages.as_ref();
+            usages.is_none_or(|usages| usages.contains(&usage) || usages.contains(&ANY_USAGE))
+        };
         let time = |since_1970: Duration| SystemTime::UNIX_EPOCH + since_1970;
         let validity = parsed.validity();
         Ok(Self {
             line,
+            is_for_clients: is_for(CLIENT_AUTH),
+            is_for_servers: is_for(SERVER_AUTH),
             is_version_1: parsed.version() == Version::V1,
             subject: parsed.subject().clone(),
             issuer: parsed.issuer().clone(),
@@ -113,12 +129,10 @@ pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt>
         };
         doubts.extend(time.map(|what| doubt(link, what)));
     }
-    doubts.extend(
-        chain
-            .first()
-            .filter(|own| !own.is_named)
-            .map(|own| doubt(own, What::NoName)),
-    );
+    if let Some(own) = chain.first() {
+        doubts.extend((!own.is_named).then(|| doubt(own, What::NoName)));
+        doubts.extend((!own.is_for_servers).then(|| doubt(own, What::NotForServers)));
+    }
     for pair in chain.windows(2) {
         let [before, link] = pair else { continue };
         if before.issuer != link.subject {
@@ -132,11 +146,22 @@ pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt>
     doubts
 }
 
+/// Says when a certificate ends, if it has ended or does so soon.
+pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
+    let to = link.valid.to;
+    let verb = if to <= now { "has ended" } else { "ends" };
+    (to <= now + SOON).then(|| format!("{verb} at {}", clock::rfc3339_seconds(to)))
+}
+
 impl Doubt {
-    #[cfg(test)]
     /// Returns whether every client refuses the certificate.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self.what, What::Ended(_) | What::NotYet(_))
+        matches!(self.what, What::Ended(_) | What::NotYet(_) | What::NotForServers)
+    }
+
+    /// Returns whether only the certificate of a server must not have it.
+    pub(super) fn is_for_servers(&self) -> bool {
+        matches!(self.what, What::NoName | What::NotForServers)
     }
 }
 
@@ -147,12 +172,12 @@ impl Display for Doubt {
         match &self.what {
             What::Ended(time) => write!(
                 f,
-                "the certificate has ended at {}, and clients refuse it: renew it",
+                "the certificate has ended at {}, and peers refuse it: renew it",
                 date(time)
             ),
             What::NotYet(time) => write!(
                 f,
-                "the certificate is valid from {} on, and clients refuse it until then: is the clock of this machine right?",
+                "the certificate is valid from {} on, and peers refuse it until then: is the clock of this machine right?",
                 date(time)
             ),
             What::EndsSoon(time) => write!(f, "the certificate ends at {}: renew it", date(time)),
@@ -161,6 +186,10 @@ impl Display for Doubt {
                 f,
                 "the certificate before this one is from {expected:?}, and this one is of {subject:?}: put the \
                  certificate of each issuer after the one that it has issued"
+            ),
+            What::NotForServers => write!(
+                f,
+                "the certificate is not for servers (extendedKeyUsage), and clients refuse it: renew it with serverAuth"
             ),
             What::NoName => write!(
                 f,
@@ -176,7 +205,9 @@ mod tests {
     use crate::tls::certificate::Pair;
     use crate::tls::certificate::tests::Folder;
     use crate::tls::crypto::provider;
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
+    };
 
     fn params(name: &str, hosts: &[&str]) -> CertificateParams {
         let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
@@ -265,6 +296,25 @@ mod tests {
         let doubts = doubts(&[&of(&[])], &key);
         assert!(
             doubts.len() == 1 && doubts[0].contains("has no name of a host (subjectAltName)"),
+            "{doubts:?}"
+        );
+    }
+
+    #[test]
+    fn a_certificate_that_is_only_for_clients_is_named() {
+        let key = KeyPair::generate().unwrap();
+        let of = |usages: &[ExtendedKeyUsagePurpose]| {
+            let mut params = params("own", &["a.test"]);
+            params.extended_key_usages = usages.to_vec();
+            doubts(&[&params.self_signed(&key).unwrap().pem()], &key)
+        };
+        use ExtendedKeyUsagePurpose::{Any, ClientAuth, ServerAuth};
+        for usages in [&[][..], &[Any], &[ClientAuth, ServerAuth]] {
+            assert_eq!(of(usages), [""; 0]);
+        }
+        let doubts = of(&[ClientAuth]);
+        assert!(
+            doubts.len() == 1 && doubts[0].contains("is not for servers"),
             "{doubts:?}"
         );
     }

@@ -320,7 +320,8 @@ type Authorities = (
     Vec<CertificateDer<'static>>,
 );
 
-fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> {
+/// Reads the authorities to trust: those of a file, or those of the system.
+pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> {
     let mut roots = RootCertStore::empty();
     let Some(file) = file else {
         let found = rustls_native_certs::load_native_certs();

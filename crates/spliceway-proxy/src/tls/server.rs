@@ -107,7 +107,7 @@ pub(crate) enum HandshakeError {
 impl ServerSettings {
     /// Returns at least one pair, except before ACME has issued the first: those of the settings,
     /// and then those of the folder.
-    fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
+    pub(super) fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
         let is_there = |files: &&PairFiles| self.acme.is_none() || files.certificate.exists();
         let mut pairs: Vec<_> = self.pairs.iter().filter(is_there).cloned().collect();
         if let Some(folder) = &self.folder {

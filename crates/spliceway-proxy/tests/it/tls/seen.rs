@@ -1,7 +1,7 @@
 //! What operators see of TLS.
 
 use crate::admin::Socket;
-use crate::harness::{Program, connect, echo, refusing};
+use crate::harness::{Program, TextFile, connect, echo, refusing};
 use std::io::Write;
 use std::process::Command;
 
@@ -130,4 +130,63 @@ fn check_warns_of_a_certificate_that_clients_refuse() {
         pair.certificate.path()
     );
     assert!(output.status.success() && text.contains(&warning), "{text}");
+}
+
+#[test]
+fn doctor_says_what_is_wrong_with_each_certificate() {
+    let (good, bad) = (Pair::new(&["a.test"]), Pair::new(&["b.test"]));
+    bad.key.write("nothing");
+    let doctor = |pair: &Pair, arguments: &[&str]| {
+        let file = config(refusing(), pair);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        let output = command.args(["doctor", "--tls", file.path()]).args(arguments).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, text) = doctor(&good, &[]);
+    assert_eq!(code, Some(0), "{text}");
+    for part in [
+        "\nService a\n",
+        "\nok           ",
+        " [pair]\n             a.test; it ends at 4096-01-01T00:00:00Z\n",
+        "\nwarning      ",
+        " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
+        "\nThe certificates have no fault. See the warnings.\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let (code, text) = doctor(&bad, &[]);
+    assert!(code == Some(1) && text.contains("\nfault        "), "{text}");
+    assert!(text.contains("there is no private"), "{text}");
+    let (code, text) = doctor(&bad, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &json["tls"]), (Some(1), &false.into()));
+    assert_eq!(json["checks"][0]["check"], "pair");
+}
+
+#[test]
+fn doctor_checks_the_files_for_targets() {
+    let pair = Pair::new(&["a.test"]);
+    let [_, certificate, _, key] = pair.arguments();
+    let file = TextFile::new(&format!(
+        "[[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"tls://a.test:443\"\n\
+         target_tls_ca = \"{certificate}\"\ntarget_tls_cert = \"{certificate}\"\ntarget_tls_key = \"{key}\"\n"
+    ));
+    let doctor = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        let output = command.args(["doctor", "--tls", file.path()]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, text) = doctor();
+    assert_eq!(code, Some(0), "{text}");
+    for part in [
+        "\nService forward\n",
+        " [authorities]\n             1 authority for targets\n",
+        " [pair]\n             for targets; it ends at ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    pair.certificate.write("nothing");
+    let (code, text) = doctor();
+    assert_eq!((code, text.matches("\nfault        ").count()), (Some(1), 2), "{text}");
 }

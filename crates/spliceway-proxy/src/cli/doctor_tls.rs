@@ -1,0 +1,43 @@
+//! `spliceway doctor --tls`: what is wrong with the certificates of a configuration.
+
+use std::io;
+use std::process::ExitCode;
+
+use spliceway_lab::doctor::{self, Mark, Note};
+
+use crate::settings::TlsFiles;
+use crate::tls::inspect::{Finding, Inspector, Subject, Verdict};
+
+/// Checks the certificates of these services, and prints what it found. The code is 0 without a
+/// fault.
+pub(super) fn run(json: bool, services: Vec<TlsFiles>) -> io::Result<ExitCode> {
+    let inspector = Inspector::new();
+    let sections = services.iter().map(|service| {
+        let server = service.server.iter().flat_map(|settings| inspector.clients(settings));
+        let client = service.client.iter().flat_map(|settings| inspector.targets(settings));
+        let all = server.chain(client);
+        let notes = all.flat_map(|(title, findings)| findings.into_iter().map(move |finding| note(&title, finding)));
+        (format!("Service {}", service.service), notes.collect())
+    });
+    doctor::report_tls(json, sections.collect())
+}
+
+fn note(title: &str, finding: Finding) -> Note {
+    Note {
+        mark: match finding.verdict {
+            Verdict::Fine => Mark::Ok,
+            Verdict::Doubtful => Mark::Warning,
+            Verdict::Faulty => Mark::Fault,
+        },
+        check: match finding.subject {
+            Subject::Pair => "pair",
+            Subject::Chain => "chain",
+            Subject::Names => "names",
+            Subject::Permissions => "permissions",
+            Subject::Roots => "roots",
+            Subject::Authorities => "authorities",
+        },
+        title: title.to_owned(),
+        text: finding.text,
+    }
+}
