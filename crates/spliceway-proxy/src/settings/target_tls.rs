@@ -41,8 +41,14 @@ pub(super) fn originator(
     let Some((settings, (key, at))) = settings(service, servers, origin, warnings)? else {
         return Ok(None);
     };
-    let originator = Originator::new(settings);
-    originator.map(Some).map_err(|bad| Fault::new(at, key, bad.to_string()))
+    let authorities = settings.authorities.clone();
+    Originator::new(settings).map(Some).map_err(|bad| {
+        let is_of_pair = bad.file().is_some_and(|file| authorities.as_deref() != Some(file));
+        match &service.target_tls_cert {
+            Some(certificate) if is_of_pair => Fault::new(certificate.at(), "target_tls_cert", bad.to_string()),
+            _ => Fault::new(at, key, bad.to_string()),
+        }
+    })
 }
 
 /// Returns how a service speaks TLS to targets and upstream proxies, or `None` if none of them

@@ -341,6 +341,16 @@ pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> 
     Ok((roots, named.clone(), named))
 }
 
+impl Unusable {
+    /// Returns the file that cannot be read, if that is the cause.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(bad) => Some(bad.file()),
+            Self::NoAuthorities(_) | Self::Authority(..) | Self::Authorities(..) => None,
+        }
+    }
+}
+
 impl Display for Unusable {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {

@@ -374,8 +374,8 @@ fn files_and_keys_that_do_not_fit_are_named_at_the_start() {
         ),
         (
             &*tls,
-            &["--target-tls-cert", key, "--target-tls-key", key],
-            "there is a private key, and no certificate",
+            &["--target-tls-ca", ca, "--target-tls-cert", key, "--target-tls-key", key],
+            "--target-tls-cert: ",
         ),
         (&*plain, &["--target-tls-ca", ca], "needs a server that speaks TLS"),
         (
