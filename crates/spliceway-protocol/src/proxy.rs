@@ -18,6 +18,8 @@
 //!
 //! Specification: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>
 
+mod tls;
+
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -25,6 +27,7 @@ use proxy_header::{ParseConfig, ProxiedAddress, ProxyHeader};
 
 use super::Refused;
 use crate::address::canonical;
+pub use tls::Tls;
 
 /// The first bytes of a version 1 header. A version 2 header starts with [`SIGNATURE`].
 const PREFIX: &[u8] = b"PROXY ";
@@ -57,6 +60,8 @@ pub enum Version {
     V1,
     /// Version 2: binary, with TLVs.
     V2,
+    /// Version 2, with TLVs about the TLS of the client: see [`Tls`].
+    V2Tls,
 }
 
 /// The header with which a connection must begin.
@@ -334,7 +339,8 @@ fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
 /// Returns the header for a connection from `client`, which reached the proxy at `reached`.
 ///
 /// If either address is unknown, the header marks the connection as the proxy's own and contains no
-/// TLVs. Otherwise, a version 2 header contains `tlvs`, which come from [`Header::into_tlvs`].
+/// TLVs. Otherwise, a version 2 header contains `tlvs`, which come from [`Header::into_tlvs`]
+/// or [`Tls::after`].
 ///
 /// # Panics
 /// Panics if the addresses and `tlvs` together have more than 65535 bytes, the limit of a version 2
@@ -352,10 +358,10 @@ pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<Sock
     let mut bytes = Vec::with_capacity(LINE_MAX_BYTES);
     match version {
         Version::V1 => header.encode_v1(&mut bytes),
-        Version::V2 => header.encode_v2(&mut bytes),
+        Version::V2 | Version::V2Tls => header.encode_v2(&mut bytes),
     }
     .expect("a vector has room, and the addresses are of one family");
-    if version == Version::V2 {
+    if version != Version::V1 {
         bytes.extend_from_slice(tlvs);
         let length = u16::try_from(bytes.len() - HEAD_BYTES).expect("the TLVs that are kept fit the length");
         bytes[14..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
@@ -421,7 +427,8 @@ impl FromStr for Version {
         match text {
             "v1" => Ok(Self::V1),
             "v2" => Ok(Self::V2),
-            _ => Err("expected v1 or v2"),
+            "v2-tls" => Ok(Self::V2Tls),
+            _ => Err("expected v1, v2 or v2-tls"),
         }
     }
 }
