@@ -4,6 +4,7 @@
 //!   files ─ certificate ─▶ Pair ─ names ─▶ Pairs ─┐
 //!                                                 ├─ server ─▶ Terminator ─ accept ─▶ TlsStream
 //!                                ServerSettings ──┘
+//!   files of CAs, ClientRule ─ client_cert ─▶ ClientVerifier ─┘
 //!
 //!   files ─ verifier ─▶ Verifier ─┐
 //!   files ─ certificate ─▶ Pair ──┼─ client ─▶ Originator ─ connect ─▶ TlsStream
@@ -14,9 +15,13 @@
 
 #[cfg_attr(not(feature = "tls"), path = "tls/no_acme.rs")]
 pub(crate) mod acme;
+pub(crate) mod agreed;
 pub(crate) mod certificate;
 pub(crate) mod chain;
 pub(crate) mod client;
+pub(crate) mod client_cert;
+pub(crate) mod client_name;
+pub(crate) mod client_rule;
 pub(crate) mod connect_error;
 pub(crate) mod counts;
 #[cfg_attr(not(feature = "tls"), path = "tls/no_crypto.rs")]

@@ -27,11 +27,16 @@ pub(super) fn toml(mut config: Config) -> String {
     for service in &mut config.service {
         let service = service.get_mut();
         service.auth_file = service.auth_file.take().map(Value::<File>::absolute);
-        service.to_allow = service.to_allow.take().map(List::<Rule>::absolute);
-        service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
-        for files in [&mut service.tls_cert, &mut service.tls_key] {
+        for files in [
+            &mut service.tls_cert,
+            &mut service.tls_key,
+            &mut service.tls_client_ca,
+            &mut service.tls_client_crl,
+        ] {
             *files = files.take().map(List::<File>::absolute);
         }
+        service.to_allow = service.to_allow.take().map(List::<Rule>::absolute);
+        service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
         service.tls_dir = service.tls_dir.take().map(Value::<File>::absolute);
         let target_tls = [&mut service.target_tls_ca, &mut service.target_tls_cert];
         for file in target_tls.into_iter().chain([&mut service.target_tls_key]) {

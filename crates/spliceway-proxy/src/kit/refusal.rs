@@ -62,6 +62,14 @@ refusals! {
         TlsName = "tls_name",
         /// The client does not accept the certificate, or ends the handshake for another reason.
         TlsAlert = "tls_alert",
+        /// The client has no certificate.
+        TlsClientNone = "tls_client_none",
+        /// The certificate of the client is not valid.
+        TlsClientCert = "tls_client_cert",
+        /// The certificate of the client is revoked.
+        TlsClientRevoked = "tls_client_revoked",
+        /// No rule permits the certificate of the client.
+        TlsClientRule = "tls_client_rule",
         /// The first byte belongs to none of the protocols.
         UnknownProtocol = "version",
         WrongPassword = "auth",

@@ -82,6 +82,10 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
         "tls_certificates_stale",
         "1 if the old certificates stay in force, because the changed files cannot be used",
     ),
+    (
+        "tls_crl_expires_seconds",
+        "Time at which a list of revoked certificates ends, in seconds since 1970",
+    ),
     ("pipes", "Open pipes, by state"),
     ("pipe_pages", "Memory pages of all open pipes"),
     (
@@ -253,6 +257,11 @@ impl Now {
                 let expires = valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let labels = [service, ("file", &*file)];
                 gauges.add("tls_certificate_expires_seconds", &labels, expires.as_secs());
+            }
+            for (file, expires) in terminator.crls() {
+                let expires = expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let labels = [service, ("file", &*file)];
+                gauges.add("tls_crl_expires_seconds", &labels, expires.as_secs());
             }
         }
     }

@@ -284,7 +284,8 @@ impl Connecting {
 /// Returns the protocol on which the client has agreed, if a target may be offered it.
 fn protocol_of_client(guard: &Guard) -> Option<Box<str>> {
     let facts = guard.session().facts();
-    facts.tls.as_ref().and_then(|tls| tls.agreed.alpn.clone())
+    let agreed = facts.tls.as_ref().and_then(|tls| tls.agreed.as_ref());
+    agreed.and_then(|agreed| agreed.alpn.clone())
 }
 
 fn charge(rate: &Option<RateLimit>, bytes: u64) {

@@ -241,7 +241,8 @@ impl Facts {
 
     /// Returns the version of TLS, if the program ends the TLS of the client.
     pub(crate) fn tls_version(&self) -> Option<&'static str> {
-        self.tls.as_ref().map(|tls| tls.agreed.version)
+        let agreed = self.tls.as_ref().and_then(|tls| tls.agreed.as_ref());
+        agreed.map(|agreed| agreed.version)
     }
 
     fn cut(&self) {

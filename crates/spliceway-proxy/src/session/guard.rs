@@ -94,12 +94,12 @@ impl Guard {
         self.permit.as_mut().expect("an open session has it")
     }
 
-    /// Adds the session to the account of its user, who has logged in.
+    /// Adds the session to the account of its user, who has logged in or has a certificate.
     ///
     /// # Errors
     /// Returns the reason to refuse the session.
     pub(super) fn enter_account(&self) -> Result<(), Refusal> {
-        if self.service.users.is_none() {
+        if self.service.users.is_none() && !self.service.has_users_by_certificate() {
             return Ok(());
         }
         let mut facts = self.session.facts();
@@ -132,11 +132,17 @@ impl Guard {
         self.session.facts().client = Some(client);
     }
 
-    /// Records what the client and the program have agreed on.
+    /// Records what the client and the program have agreed on, or why they have not. The user may
+    /// be a name in a certificate that is accepted.
     pub(super) fn set_tls(&self, tls: TlsFacts) {
         let mut facts = self.session.facts();
-        if facts.server_name.is_none() {
-            facts.server_name.clone_from(&tls.agreed.name);
+        if let Some(agreed) = &tls.agreed {
+            if facts.server_name.is_none() {
+                facts.server_name.clone_from(&agreed.name);
+            }
+            if self.service.has_users_by_certificate() {
+                facts.user = agreed.client_cert.as_ref().map(|cert| cert.name.clone());
+            }
         }
         facts.tls = Some(Box::new(tls));
     }
@@ -145,7 +151,9 @@ impl Guard {
     pub(super) fn set_claims(&self, claims: ClientClaims) {
         let mut facts = self.session.facts();
         facts.protocol = claims.protocol;
-        facts.user = claims.user;
+        if claims.user.is_some() {
+            facts.user = claims.user;
+        }
         if claims.server_name.is_some() {
             facts.server_name = claims.server_name;
         }

@@ -26,17 +26,19 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         Refusal::Balancer | Refusal::Proxy(_) => accepts_proxy,
         Refusal::TlsHandshake | Refusal::TlsName | Refusal::TlsAlert => service.tls.is_some(),
         Refusal::TlsNoCertificate => service.tls.as_ref().is_some_and(|tls| tls.acme().is_some()),
+        Refusal::TlsClientNone => service.requires_client_certs(),
+        Refusal::TlsClientCert | Refusal::TlsClientRevoked | Refusal::TlsClientRule => {
+            service.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
+        }
         Refusal::HandshakeTimeout => {
             accepts_proxy || service.tls.is_some() || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_))
         }
         Refusal::NoBackend | Refusal::QueueFull | Refusal::QueueTimeout => service.balance.is_some(),
         Refusal::DialsOfClient => !kind.has_fixed_targets(),
-        Refusal::SessionsOfUser
-        | Refusal::Quota
-        | Refusal::WrongPassword
-        | Refusal::AuthPenalty
-        | Refusal::AuthBusy
-        | Refusal::NoPassword => service.users.is_some(),
+        Refusal::SessionsOfUser | Refusal::Quota => service.users.is_some() || service.has_users_by_certificate(),
+        Refusal::WrongPassword | Refusal::AuthPenalty | Refusal::AuthBusy | Refusal::NoPassword => {
+            service.users.is_some()
+        }
         Refusal::NotRedirected => matches!(kind, Kind::Transparent(_)),
         Refusal::Sessions | Refusal::Command | Refusal::Socks5(_) => kind.protocols().contains(&Spoken::Socks5),
         Refusal::NotChunked | Refusal::LastRecipient | Refusal::Http(_) => kind.protocols().contains(&Spoken::Http),

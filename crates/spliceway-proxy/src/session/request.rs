@@ -39,6 +39,10 @@ impl Admitted {
             // Boxed, so that other sessions do not hold the memory of this handshake.
             self = Box::pin(self.end_tls(terminator, began, head, guard)).await?;
         }
+        if service.has_users_by_certificate() {
+            let facts = guard.session().facts();
+            request.user = facts.user.as_ref().map(|user| user.as_bytes().into());
+        }
         let Self {
             client,
             addresses,

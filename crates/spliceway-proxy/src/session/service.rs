@@ -53,6 +53,11 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Returns whether the user of a session is the name in the certificate of its client.
+    pub(crate) fn has_users_by_certificate(&self) -> bool {
+        self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
+    }
+
     /// Returns the dialer for the targets of a client, who may have proven to be a user.
     pub(super) fn dialer_of(&self, user: Option<&[u8]>) -> &Dialer {
         user.and_then(|user| self.user_dialers.get(user))

@@ -5,13 +5,16 @@ use tokio::time::{Instant, timeout_at};
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
 use super::guard::Guard;
 use super::handshake::Client;
+use super::linger::lingering_close;
 use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
+use crate::tls::client_cert::{BadClientCert, BadClientCertKind};
 use crate::tls::counts::Failure;
-use crate::tls::server::{HandshakeError, Terminator};
+use crate::tls::server::{HandshakeError, Refused, Terminator};
+use spliceway_protocol::proxy;
 
 impl Admitted {
     /// Shakes hands with the client, within the handshake timeout. What the client sends from then
@@ -27,14 +30,17 @@ impl Admitted {
         let counts = terminator.counts();
         let (stream, agreed) = match timeout_at(deadline, terminator.accept(head, self.client)).await {
             Ok(Ok(accepted)) => accepted,
-            Ok(Err(error)) => {
+            Ok(Err(Refused { error, stream })) => {
                 if let Some(failure) = Failure::of(&error) {
                     counts.failed(failure);
                 }
-                if let HandshakeError::UnknownName(name) = &error {
-                    guard.session().facts().server_name = Some(name.clone());
+                let outcome = outcome(&error);
+                record(error, guard);
+                if let Some(mut client) = stream {
+                    // A client of TLS 1.3 sends its request before it can know that it is refused.
+                    lingering_close(&mut client, &[]).await;
                 }
-                return Err(outcome(&error));
+                return Err(outcome);
             }
             Err(_) => {
                 counts.failed(Failure::Timeout);
@@ -45,11 +51,33 @@ impl Admitted {
         guard.service().process.metrics.shook_hands(began.elapsed());
         let stream = TlsStream::new(stream);
         let is_truncated = stream.truncation();
-        guard.set_tls(TlsFacts { agreed, is_truncated });
+        let facts = TlsFacts {
+            agreed: Some(agreed),
+            shown: None,
+            is_truncated,
+        };
+        let mut addresses = self.addresses;
+        if guard.service().send_proxy == Some(proxy::Version::V2Tls) {
+            addresses.tlvs = facts.tlvs(&addresses.tlvs);
+        }
+        guard.set_tls(facts);
         Ok(Self {
+            addresses,
             client: Client::with_capacity(HANDSHAKE_BUFFER_BYTES, Stream::Tls(Box::new(stream))),
             ..self
         })
+    }
+}
+
+/// Records what a client has shown whose handshake failed.
+fn record(error: HandshakeError, guard: &Guard) {
+    match error {
+        HandshakeError::UnknownName(name) => guard.session().facts().server_name = Some(name),
+        HandshakeError::ClientCert(BadClientCert { shown, .. }) => guard.set_tls(TlsFacts {
+            shown,
+            ..TlsFacts::default()
+        }),
+        _ => {}
     }
 }
 
@@ -61,6 +89,12 @@ fn outcome(error: &HandshakeError) -> Outcome {
         HandshakeError::Failed(_) => SessionEnd::ResetByClient,
         HandshakeError::UnknownName(_) => SessionEnd::Denied(Refusal::TlsName),
         HandshakeError::Alert(_) => SessionEnd::Denied(Refusal::TlsAlert),
+        HandshakeError::ClientCert(bad) => SessionEnd::Denied(match bad.kind() {
+            BadClientCertKind::None => Refusal::TlsClientNone,
+            BadClientCertKind::Revoked => Refusal::TlsClientRevoked,
+            BadClientCertKind::NotPermitted => Refusal::TlsClientRule,
+            BadClientCertKind::Invalid => Refusal::TlsClientCert,
+        }),
         HandshakeError::LongHello | HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
     };
     Outcome::because(end, error)

@@ -5,24 +5,57 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::log::Line;
 use crate::reach::dial::TargetTls;
-use crate::tls::server::Agreed;
+use crate::tls::agreed::Agreed;
+use crate::tls::client_name::ClientCert;
+use spliceway_protocol::proxy;
 
 /// What is known about the TLS of a session.
+#[derive(Default)]
 pub(super) struct TlsFacts {
-    pub(super) agreed: Agreed,
+    /// `None` if the handshake has failed.
+    pub(super) agreed: Option<Agreed>,
+    /// The certificate of a client whose handshake has failed. Nothing is proven.
+    pub(super) shown: Option<Box<ClientCert>>,
     pub(super) is_truncated: Arc<AtomicBool>,
 }
 
 impl TlsFacts {
+    /// Returns the TLVs of a header for the target, after those of a header from the client.
+    pub(super) fn tlvs(&self, before: &[u8]) -> Vec<u8> {
+        let Some(agreed) = &self.agreed else {
+            return before.to_vec();
+        };
+        let cert = agreed.client_cert.as_ref();
+        let facts = proxy::Tls {
+            version: match agreed.version {
+                "1.3" => "TLSv1.3",
+                _ => "TLSv1.2",
+            },
+            cipher: agreed.cipher_as_openssl(),
+            alpn: agreed.alpn.as_deref(),
+            server_name: agreed.name.as_deref(),
+            has_certificate: cert.is_some(),
+            common_name: cert.and_then(|cert| cert.common_name.as_deref()),
+        };
+        facts.after(before)
+    }
+
     /// Adds the fields of a record.
     pub(super) fn fill(&self, line: &mut Line) {
-        line.text("tls", self.agreed.version);
-        line.text("cipher", self.agreed.cipher);
-        if let Some(protocol) = &self.agreed.alpn {
-            line.text("alpn", protocol);
+        if let Some(agreed) = &self.agreed {
+            line.text("tls", agreed.version);
+            line.text("cipher", agreed.cipher);
+            if let Some(protocol) = &agreed.alpn {
+                line.text("alpn", protocol);
+            }
+            if agreed.is_resumed {
+                line.text("resumed", "yes");
+            }
         }
-        if self.agreed.is_resumed {
-            line.text("resumed", "yes");
+        let accepted = self.agreed.as_ref().and_then(|agreed| agreed.client_cert.as_ref());
+        if let Some(cert) = accepted.or(self.shown.as_ref()) {
+            line.text("client_cert", &cert.name);
+            line.text("client_cert_sha256", &cert.fingerprint.digits());
         }
         if self.is_truncated.load(Ordering::Relaxed) {
             line.text("truncated", "yes");

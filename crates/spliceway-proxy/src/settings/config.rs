@@ -30,7 +30,9 @@ pub(crate) use key::{Key, Table};
 pub(crate) use tables::*;
 pub(crate) use value::{List, Value, Word};
 pub(super) use value::{all, or, parsed};
-pub(crate) use values::{KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, TlsMinArg, UnknownNameArg, admin_path};
+pub(crate) use values::{
+    ClientVerifyArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, TlsMinArg, UnknownNameArg, admin_path,
+};
 pub(crate) use words::*;
 
 /// The tables of all files.

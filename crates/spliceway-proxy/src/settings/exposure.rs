@@ -85,12 +85,12 @@ pub(crate) fn check_open(service: &ServiceSettings, clients: Clients) -> Result<
         Clients::Remote => (
             has_networks,
             "listens on an address that other machines can reach",
-            "(--auth-file, --allow)",
+            "(--auth-file, --tls-client-ca, --allow)",
         ),
         Clients::BehindBalancer => (
             has_networks,
             "accepts clients from a load balancer (--accept-proxy), which may pass on clients of other machines",
-            "(--auth-file, --allow)",
+            "(--auth-file, --tls-client-ca, --allow)",
         ),
         Clients::SharedSocket => (
             false,
@@ -98,7 +98,7 @@ pub(crate) fn check_open(service: &ServiceSettings, clients: Clients) -> Result<
             "(--auth-file, or mode=0600 for the socket)",
         ),
     };
-    if is_guarded || service.users.is_some() || service.open {
+    if is_guarded || service.users.is_some() || service.requires_client_certs() || service.open {
         return Ok(());
     }
     let (why, who) = match service.kind {

@@ -18,6 +18,7 @@ use crate::reach::balance::BalanceSettings;
 use crate::reach::dial::DialSettings;
 use crate::reach::sni::Routes;
 use crate::tls::client::Originator;
+use crate::tls::client_cert::ClientCertSettings;
 use crate::tls::server::Terminator;
 
 /// The settings of one service.
@@ -125,7 +126,25 @@ impl Kind {
 impl ServiceSettings {
     /// Returns whether it is a proxy that would serve a client of any address without a password.
     pub(crate) fn is_unguarded_proxy(&self) -> bool {
-        !self.kind.protocols().is_empty() && self.users.is_none() && !self.open && self.accept_proxy.is_none()
+        !self.kind.protocols().is_empty()
+            && self.users.is_none()
+            && !self.requires_client_certs()
+            && !self.open
+            && self.accept_proxy.is_none()
+    }
+
+    /// Returns whether every client needs a certificate.
+    pub(crate) fn requires_client_certs(&self) -> bool {
+        self.clients_of_tls().is_some_and(|clients| clients.is_required)
+    }
+
+    /// Returns whether the user of a session is the name in the certificate of its client.
+    pub(crate) fn has_users_by_certificate(&self) -> bool {
+        self.users.is_none() && self.clients_of_tls().is_some()
+    }
+
+    fn clients_of_tls(&self) -> Option<&ClientCertSettings> {
+        self.tls.as_ref().and_then(|tls| tls.clients())
     }
 }
 

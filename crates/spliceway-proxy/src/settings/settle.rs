@@ -195,7 +195,6 @@ fn settle_service(
     let listen = listen.ok_or_else(|| Fault::new(Some(location), "listen", missing))?;
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
-    let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
     let transport = if service.udp() {
         Transport::Datagrams
     } else {
@@ -205,6 +204,10 @@ fn settle_service(
         udp::check(&service, &backends)?;
     }
     let tls = tls::terminator(&service, &config.acme, origin, warnings)?.map(Arc::new);
+    // Any name may be in a certificate.
+    let is_any_user = !has_fixed_targets && tls.as_ref().is_some_and(|tls| tls.clients().is_some());
+    let is_user = |name: &[u8]| users.as_ref().map_or(is_any_user, |users| users.know(name));
+    let (targets, user_targets) = lists.targets(&service, is_user, origin)?;
     let dial = dial(&service, config.timeouts.connect())?;
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {

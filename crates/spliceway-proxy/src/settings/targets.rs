@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::origin::{Fault, Origin};
 use super::service::UserTargets;
-use crate::access::auth::{Users, fingerprint};
+use crate::access::auth::fingerprint;
 use crate::access::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
 use crate::kit::named_file;
 use crate::settings::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
@@ -35,11 +35,11 @@ impl<'a> Lists<'a> {
     }
 
     /// Returns what the clients of a service may reach, and what those of its users may reach who
-    /// have targets of their own. Reads the files of rules.
+    /// have targets of their own. Reads the files of rules. `is_user` tells who is a user.
     pub(super) fn targets(
         &mut self,
         service: &Service,
-        users: Option<&Users>,
+        is_user: impl Fn(&[u8]) -> bool,
         origin: &Origin,
     ) -> Result<(TargetAccess, Vec<UserTargets>), Fault> {
         let has_fixed_targets = service
@@ -56,7 +56,7 @@ impl<'a> Lists<'a> {
         for table in self.users.iter().map(Spanned::get_ref) {
             let has_own = table.allow_private.is_some() || table.to_allow.is_some() || table.to_deny.is_some();
             let name = table.name.as_ref().map(|name| name.text().as_bytes());
-            let Some(name) = name.filter(|name| has_own && users.is_some_and(|users| users.know(name))) else {
+            let Some(name) = name.filter(|name| has_own && is_user(name)) else {
                 continue;
             };
             // What the table does not say comes from the service.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use super::acme;
-use super::config::{Acme, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
+use super::config::{Acme, ClientVerifyArg, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
 use super::origin::{Fault, Origin};
 use crate::tls::IS_SUPPORTED;
 use crate::tls::certificate::PairFiles;
+use crate::tls::client_cert::ClientCertSettings;
 use crate::tls::server::{ServerSettings, Terminator};
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
@@ -19,10 +20,17 @@ pub(super) fn terminator(
     let Some((settings, (key, at))) = settings(service, acme, origin)? else {
         return Ok(None);
     };
-    let of_folder = settings.folder.clone().zip(service.tls_dir.as_ref());
-    let terminator = Terminator::new(settings).map_err(|bad| match of_folder {
-        Some((folder, given)) if bad.file().starts_with(&folder) => Fault::new(given.at(), "tls_dir", bad.to_string()),
-        _ => Fault::new(at, key, bad.to_string()),
+    let (folder, clients) = (settings.folder.clone(), settings.clients.clone());
+    let terminator = Terminator::new(settings).map_err(|bad| {
+        let is_one_of = |files: &[PathBuf]| files.iter().any(|file| file == bad.file());
+        let is_in = |folder: &PathBuf| bad.file().starts_with(folder);
+        let (key, at) = match &clients {
+            Some(clients) if is_one_of(&clients.crls) => ("tls_client_crl", location(&service.tls_client_crl)),
+            Some(clients) if is_one_of(&clients.authorities) => ("tls_client_ca", location(&service.tls_client_ca)),
+            _ if folder.as_ref().is_some_and(is_in) => ("tls_dir", service.tls_dir.as_ref().and_then(Value::at)),
+            _ => (key, at),
+        };
+        Fault::new(at, key, bad.to_string())
     })?;
     warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
     Ok(Some(terminator))
@@ -73,6 +81,7 @@ pub(super) fn settings(
         is_13_only: service.tls_min() == TlsMinArg::V13,
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
+        clients: clients(service, path)?,
     };
     Ok(Some((settings, (key, at))))
 }
@@ -97,6 +106,32 @@ fn check_routes(service: &Service, given: Option<(&'static str, Option<usize>)>)
         }
         _ => Ok(()),
     }
+}
+
+fn location(list: &Option<List<File>>) -> Option<usize> {
+    list.as_ref().and_then(List::at)
+}
+
+/// Returns which certificates the clients need, if they are asked for one.
+fn clients(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<Option<ClientCertSettings>, Fault> {
+    let files = |list: &List<File>| list.iter().map(&path).collect();
+    let Some(authorities) = service.tls_client_ca.as_ref().filter(|files| !files.is_empty()) else {
+        let given = [
+            ("tls_client_verify", service.tls_client_verify.as_ref().map(Value::at)),
+            ("tls_client_crl", service.tls_client_crl.as_ref().map(List::at)),
+            ("tls_client_allow", service.tls_client_allow.as_ref().map(List::at)),
+        ];
+        return match given.into_iter().find_map(|(key, at)| Some((key, at?))) {
+            Some((key, at)) => Err(Fault::new(at, key, "needs tls_client_ca: expected the file of a CA")),
+            None => Ok(None),
+        };
+    };
+    Ok(Some(ClientCertSettings {
+        authorities: files(authorities),
+        crls: service.tls_client_crl.as_ref().map(files).unwrap_or_default(),
+        is_required: service.tls_client_verify() == ClientVerifyArg::Required,
+        rules: all(&service.tls_client_allow),
+    }))
 }
 
 /// Checks that this build can do what a key asks for.
@@ -142,6 +177,10 @@ fn no_tls(service: &Service) -> Result<(), Fault> {
         ("tls_min", service.tls_min.as_ref().map(Value::at)),
         ("tls_alpn", service.tls_alpn.as_ref().map(List::at)),
         ("tls_unknown_name", service.tls_unknown_name.as_ref().map(Value::at)),
+        ("tls_client_ca", service.tls_client_ca.as_ref().map(List::at)),
+        ("tls_client_verify", service.tls_client_verify.as_ref().map(Value::at)),
+        ("tls_client_crl", service.tls_client_crl.as_ref().map(List::at)),
+        ("tls_client_allow", service.tls_client_allow.as_ref().map(List::at)),
     ];
     let wrong = given.into_iter().find_map(|(key, at)| Some((key, at?)));
     wrong.map_or(Ok(()), |(key, at)| {

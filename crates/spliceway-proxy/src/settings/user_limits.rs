@@ -35,6 +35,8 @@ pub(super) fn user_limits(
         .filter_map(|service| service.users.as_ref())
         .flat_map(|users| users.names())
         .collect();
+    // Only the CA knows all names in its certificates.
+    let are_all_known = services.iter().all(|service| !service.has_users_by_certificate());
     let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
     for table in tables {
         let (location, table) = (table.span().start, table.get_ref());
@@ -50,7 +52,7 @@ pub(super) fn user_limits(
                 return Err(Fault::new(at, "name", problem));
             }
         }
-        if !known.contains(&user) {
+        if are_all_known && !known.contains(&user) {
             let problem = format!("no service has the user {user}, so this table has no effect");
             warnings.push(Fault::new(at, "name", problem));
         }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
+use x509_cert::certificate::Rfc5280;
+use x509_cert::crl::CertificateList;
 use x509_cert::der::asn1::AnyRef;
 use x509_cert::der::{Decode, Tag, Tagged};
 
@@ -27,6 +29,8 @@ const CHAIN_MAX_BYTES: usize = 60 << 10;
 pub(crate) const PAIRS_MAX: usize = 10_000;
 /// The longest answer of a responder. Usual ones have 0.5 to 4 KiB.
 const OCSP_MAX_BYTES: usize = 16 << 10;
+/// The longest file of revoked certificates that is read. It has room for a million of them.
+const CRL_MAX_BYTES: usize = 64 << 20;
 /// The permission of everybody to read a file.
 const READ_BY_OTHERS: u32 = 0o004;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -79,6 +83,8 @@ pub(super) enum Why {
     Version1(usize),
     /// The certificate in this line is not valid.
     Certificate(usize, String),
+    /// The list of revoked certificates in this line cannot be used.
+    Crl(usize, String),
     /// The key in this line cannot be used.
     Key(usize, Error),
     /// The file is no answer of an OCSP responder.
@@ -195,6 +201,37 @@ fn is_ocsp_answer(answer: &[u8]) -> bool {
     })
 }
 
+/// The lists of revoked certificates in a file.
+pub(super) struct Crls {
+    /// At least one, each with the line in which it begins.
+    pub(super) lists: Vec<(usize, CertificateRevocationListDer<'static>)>,
+    /// When the first of them expires.
+    pub(super) expires: SystemTime,
+}
+
+/// Reads lists of revoked certificates.
+///
+/// # Errors
+/// Returns the fault of the file.
+pub(super) fn read_crl(path: &Path) -> Result<Crls, BadFile> {
+    read_lists(path).map_err(|why| BadFile::new(path, why))
+}
+
+fn read_lists(path: &Path) -> Result<Crls, Why> {
+    let (text, _) = read(path, CRL_MAX_BYTES)?;
+    let lists = pem::crls(&text).map_err(Why::Pem)?;
+    let next_update = |(line, list): &(usize, CertificateRevocationListDer<'_>)| {
+        let parsed = CertificateList::<Rfc5280>::from_der(list);
+        let parsed = parsed.map_err(|error| Why::Crl(*line, error.to_string()))?;
+        let next = parsed.tbs_cert_list.next_update;
+        let next = next.ok_or_else(|| Why::Crl(*line, "it has no time of the next update".to_owned()))?;
+        Ok(SystemTime::UNIX_EPOCH + next.to_unix_duration())
+    };
+    let times: Vec<_> = lists.iter().map(next_update).collect::<Result<_, _>>()?;
+    let expires = times.into_iter().min().unwrap_or(SystemTime::UNIX_EPOCH);
+    Ok(Crls { lists, expires })
+}
+
 /// Returns the key, and the line in which it begins.
 fn read_key(path: &Path) -> Result<(usize, PrivateKeyDer<'static>), Why> {
     let (text, mode) = read(path, FILE_MAX_BYTES)?;
@@ -294,6 +331,11 @@ impl Display for BadFile {
             Why::Certificate(line, why) => write!(
                 f,
                 "{file}:{line}: the certificate is damaged ({why}): copy the file again"
+            ),
+            Why::Crl(line, why) => write!(
+                f,
+                "{file}:{line}: the list of revoked certificates cannot be used ({why}): expected version 2 (RFC 5280), \
+                 which OpenSSL writes with `crl_extensions`"
             ),
             Why::Key(line, error) => write!(
                 f,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
-use aws_lc_rs::{hmac, rand};
+use aws_lc_rs::{digest, hmac, rand};
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::default_provider;
 
@@ -13,6 +13,11 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
 
 pub(super) fn fill_random(bytes: &mut [u8]) {
     rand::fill(bytes).expect("the system has random numbers");
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let digest = digest::digest(&digest::SHA256, bytes);
+    *digest.as_ref().first_chunk().expect("it has 32 bytes")
 }
 
 /// Returns a name that tells nothing about the secret.

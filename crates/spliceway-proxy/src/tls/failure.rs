@@ -2,6 +2,7 @@
 
 use rustls::{AlertDescription, Error};
 
+use super::client_cert::BadClientCertKind;
 use super::counts::Failure;
 use super::server::HandshakeError;
 
@@ -23,9 +24,11 @@ impl Failure {
                 | Error::PeerSentOversizedRecord
                 | Error::DecryptError => Self::Malformed,
                 Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::NothingInCommon,
-                Error::NoCertificatesPresented => Self::NoClientCert,
-                Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => Self::ClientCert,
                 _ => Self::Other,
+            },
+            HandshakeError::ClientCert(bad) => match bad.kind() {
+                BadClientCertKind::None => Self::NoClientCert,
+                _ => Self::ClientCert,
             },
         })
     }
@@ -52,14 +55,23 @@ fn of_alert(alert: AlertDescription) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::client_cert::BadClientCert;
+    use rustls::CertificateError;
 
     #[test]
     fn failures_of_certificates_have_reasons_of_their_own() {
         let failure = |error| Failure::of(&error).unwrap();
         let unknown = HandshakeError::Alert(AlertDescription::UnknownCA);
         assert_eq!(failure(unknown), Failure::CertificateRefused);
-        let none = HandshakeError::Tls(Error::NoCertificatesPresented);
-        assert_eq!(failure(none), Failure::NoClientCert);
+        let of_client = |error| HandshakeError::ClientCert(BadClientCert::of(&error, None).unwrap());
+        assert_eq!(
+            failure(of_client(Error::NoCertificatesPresented)),
+            Failure::NoClientCert
+        );
+        assert_eq!(
+            failure(of_client(CertificateError::Revoked.into())),
+            Failure::ClientCert
+        );
         assert_eq!(failure(HandshakeError::Gone), Failure::Closed);
     }
 }

@@ -15,6 +15,10 @@ pub(super) fn fill_random(_: &mut [u8]) {
     unreachable!("{REFUSED}")
 }
 
+pub(super) fn sha256(_: &[u8]) -> [u8; 32] {
+    unreachable!("{REFUSED}")
+}
+
 pub(super) fn name_of(_: &[u8]) -> [u8; 16] {
     unreachable!("{REFUSED}")
 }

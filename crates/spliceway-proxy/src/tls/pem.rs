@@ -1,4 +1,4 @@
-//! The certificates and the key in a PEM file, and what else may be in the file of an operator.
+//! The certificates, the key and the lists in a PEM file, and what else may be in the file of an operator.
 //!
 //! rustls decodes PEM. This file finds the lines of its sections first, so that every fault has the
 //! line and the remedy.
@@ -6,9 +6,10 @@
 use std::fmt::{self, Display, Formatter};
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 const CERTIFICATE: &str = "CERTIFICATE";
+const CRL: &str = "X509 CRL";
 const KEYS: [&str; 3] = ["PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY"];
 
 /// What a file must have.
@@ -16,6 +17,8 @@ const KEYS: [&str; 3] = ["PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY"];
 pub(super) enum Wanted {
     Certificate,
     Key,
+    /// A list of revoked certificates.
+    Crl,
 }
 
 /// A section between two lines of dashes. Lines begin at 1.
@@ -63,7 +66,16 @@ enum What {
 /// Returns the certificates of a file, each with the line in which it begins. There is at least
 /// one.
 pub(super) fn certificates(text: &[u8]) -> Result<Vec<(usize, CertificateDer<'static>)>, Fault> {
-    let wanted = Wanted::Certificate;
+    all(text, Wanted::Certificate)
+}
+
+/// Returns the lists of revoked certificates of a file, each with the line in which it begins.
+/// There is at least one.
+pub(super) fn crls(text: &[u8]) -> Result<Vec<(usize, CertificateRevocationListDer<'static>)>, Fault> {
+    all(text, Wanted::Crl)
+}
+
+fn all<T: PemObject>(text: &[u8], wanted: Wanted) -> Result<Vec<(usize, T)>, Fault> {
     let sections = sections(text, wanted)?;
     if let Some(encrypted) = sections.iter().find(|one| one.is_encrypted) {
         return Err(Fault::at(Some(encrypted.line), wanted, What::Encrypted));
@@ -76,7 +88,7 @@ pub(super) fn certificates(text: &[u8]) -> Result<Vec<(usize, CertificateDer<'st
     if lines.is_empty() {
         return Err(absent(text, wanted));
     }
-    let whole = CertificateDer::pem_slice_iter(text).map_while(Result::ok);
+    let whole = T::pem_slice_iter(text).map_while(Result::ok);
     let found: Vec<_> = lines.iter().copied().zip(whole).collect();
     if found.len() < lines.len() {
         let damaged = lines.get(found.len()).copied();
@@ -205,6 +217,7 @@ impl Wanted {
         match self {
             Self::Certificate => section.label == CERTIFICATE,
             Self::Key => KEYS.contains(&&*section.label),
+            Self::Crl => section.label == CRL,
         }
     }
 
@@ -212,6 +225,7 @@ impl Wanted {
         match self {
             Self::Certificate => "certificate",
             Self::Key => "private key",
+            Self::Crl => "list of revoked certificates",
         }
     }
 
@@ -220,6 +234,7 @@ impl Wanted {
         match self {
             Self::Certificate => "`-----BEGIN CERTIFICATE-----`",
             Self::Key => "`-----BEGIN PRIVATE KEY-----`",
+            Self::Crl => "`-----BEGIN X509 CRL-----`",
         }
     }
 
@@ -228,6 +243,7 @@ impl Wanted {
         match self {
             Self::Certificate => "x509",
             Self::Key => "pkey",
+            Self::Crl => "crl",
         }
     }
 }

@@ -8,9 +8,10 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
 use rustls::crypto::CryptoProvider;
-use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
-use rustls::{AlertDescription, CipherSuite, Error, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
+use rustls::{AlertDescription, Error, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -19,7 +20,10 @@ use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
 use super::acme::{AcmeSettings, is_validation};
+use super::agreed::Agreed;
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
+use super::client_cert::{BadClientCert, ClientCertSettings, ClientVerifier, with_shown};
+use super::client_name::ClientCert;
 use super::counts::Counts;
 use super::crypto::provider;
 use super::folder::{Stamps, pairs_in};
@@ -40,6 +44,8 @@ pub(crate) struct ServerSettings {
     pub(crate) alpn: Vec<Box<str>>,
     /// Whether a client that states an unknown name gets an alert instead of the first certificate.
     pub(crate) refuses_unknown_names: bool,
+    /// `None` means that clients are asked for no certificate.
+    pub(crate) clients: Option<ClientCertSettings>,
 }
 
 /// Terminates the TLS of a listener's clients.
@@ -70,18 +76,8 @@ pub(crate) struct Stale {
 struct InForce {
     config: Arc<ServerConfig>,
     pairs: Arc<Pairs>,
-}
-
-/// What a handshake has agreed on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Agreed {
-    pub(crate) version: &'static str,
-    pub(crate) cipher: &'static str,
-    /// The name that the client stated.
-    pub(crate) name: Option<Box<str>>,
-    pub(crate) alpn: Option<Box<str>>,
-    pub(crate) is_resumed: bool,
-    pub(crate) has_client_certificate: bool,
+    /// `None` means that clients are asked for no certificate.
+    clients: Option<Arc<ClientVerifier>>,
 }
 
 /// Why a handshake failed.
@@ -101,6 +97,8 @@ pub(crate) enum HandshakeError {
     LongHello,
     /// The client's messages do not fit the settings, or are not TLS.
     Tls(Error),
+    /// The client has no certificate that the service accepts.
+    ClientCert(BadClientCert),
     Failed(io::Error),
 }
 
@@ -123,8 +121,18 @@ impl ServerSettings {
     fn stamps(&self) -> Stamps {
         let pairs = self.pairs.iter();
         let files = pairs.flat_map(|pair| [pair.certificate.clone(), pair.key.clone(), pair.ocsp()]);
-        Stamps::of(files, self.folder.as_deref())
+        let of_clients = self.clients.iter();
+        let of_clients = of_clients.flat_map(|clients| clients.authorities.iter().chain(&clients.crls));
+        Stamps::of(files.chain(of_clients.cloned()), self.folder.as_deref())
     }
+}
+
+/// A handshake that has failed.
+#[derive(Debug)]
+pub(crate) struct Refused<S> {
+    pub(crate) error: HandshakeError,
+    /// The connection of a client that may be sending already, and has an alert to read.
+    pub(crate) stream: Option<S>,
 }
 
 impl Terminator {
@@ -150,12 +158,14 @@ impl Terminator {
     }
 
     /// Continues from the terminator before a reload: clients can resume their sessions, and counts
-    /// go on.
+    /// go on. Nobody resumes a session while certificates of clients are asked for.
     pub(crate) fn continued(&self, before: &Self) -> Self {
         let mut in_force = self.in_force.read().clone();
-        let mut config = ServerConfig::clone(&in_force.config);
-        config.ticketer = Arc::clone(&before.tickets) as _;
-        in_force.config = Arc::new(config);
+        if self.settings.clients.is_none() {
+            let mut config = ServerConfig::clone(&in_force.config);
+            config.ticketer = Arc::clone(&before.tickets) as _;
+            in_force.config = Arc::new(config);
+        }
         Self {
             settings: self.settings.clone(),
             provider: Arc::clone(&self.provider),
@@ -171,7 +181,25 @@ impl Terminator {
     /// Returns whether clients would notice no difference.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let chains = |one: &Self| -> Vec<_> { one.pairs().all().iter().map(|pair| pair.key.cert.clone()).collect() };
-        self.settings == other.settings && chains(self) == chains(other)
+        let clients = |one: &Self| one.in_force.read().clients.clone();
+        let have_same_clients = match (clients(self), clients(other)) {
+            (Some(clients), Some(others)) => clients.is_like(&others),
+            (clients, others) => clients.is_none() && others.is_none(),
+        };
+        self.settings == other.settings && chains(self) == chains(other) && have_same_clients
+    }
+
+    /// Returns the settings for certificates of clients, if they are asked for.
+    pub(crate) fn clients(&self) -> Option<&ClientCertSettings> {
+        self.settings.clients.as_ref()
+    }
+
+    /// Returns when the list of revoked certificates in each file expires.
+    pub(crate) fn crls(&self) -> Vec<(String, SystemTime)> {
+        let clients = self.in_force.read().clients.clone();
+        let crls = clients.iter().flat_map(|clients| clients.crls());
+        crls.map(|(file, expires)| (file.display().to_string(), *expires))
+            .collect()
     }
 
     /// Reads the certificates again. Handshakes that have begun keep the old ones.
@@ -250,7 +278,7 @@ impl Terminator {
     pub(crate) fn succeeded(&self, agreed: &Agreed) {
         let is_13 = agreed.version == "1.3";
         self.counts
-            .succeeded([is_13, agreed.is_resumed, agreed.has_client_certificate]);
+            .succeeded([is_13, agreed.is_resumed, agreed.client_cert.is_some()]);
     }
 
     /// Returns how the certificates are issued.
@@ -299,7 +327,7 @@ impl Terminator {
 
     /// Shakes hands with a client, which has already sent `head`. A client whose handshake fails
     /// has its alert afterwards.
-    pub(crate) async fn accept<S>(&self, head: Vec<u8>, stream: S) -> Result<(TlsStream<S>, Agreed), HandshakeError>
+    pub(crate) async fn accept<S>(&self, head: Vec<u8>, stream: S) -> Result<(TlsStream<S>, Agreed), Refused<S>>
     where
         S: AsyncBufRead + AsyncWrite + Unpin,
     {
@@ -309,12 +337,12 @@ impl Terminator {
         let name = start.client_hello().server_name().map(Box::<str>::from);
         if let Some(acme) = &self.settings.acme {
             if is_validation(&start.client_hello()) {
-                return Err(self.validate(start, acme, name).await);
+                return Err(self.validate(start, acme, name).await.into());
             }
             if pairs.all().is_empty() {
                 let mut stream = start.io;
                 let _ = stream.write_all(&INTERNAL_ERROR).await;
-                return Err(HandshakeError::NoCertificate);
+                return Err(HandshakeError::NoCertificate.into());
             }
         }
         if self.settings.refuses_unknown_names
@@ -323,28 +351,28 @@ impl Terminator {
         {
             let mut stream = start.io;
             let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
-            return Err(HandshakeError::UnknownName(name.clone()));
+            return Err(HandshakeError::UnknownName(name.clone()).into());
         }
         let handshake = {
             let _turn = self.turns.acquire().await;
             // This call answers the client's hello, with the signature.
             start.into_stream(config)
         };
-        let stream = handshake.await?;
-        let (_, session) = stream.get_ref();
-        let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
-        let alpn = session.alpn_protocol().and_then(|name| std::str::from_utf8(name).ok());
-        let agreed = Agreed {
-            version: match session.protocol_version() {
-                Some(ProtocolVersion::TLSv1_3) => "1.3",
-                _ => "1.2",
-            },
-            cipher: suite.map_or("", iana_name),
-            name,
-            alpn: alpn.map(Box::from),
-            is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
-            has_client_certificate: session.peer_certificates().is_some(),
+        let (stream, client_cert) = if self.settings.clients.is_some() {
+            let (accepted, shown) = with_shown(handshake.into_fallible()).await;
+            match accepted {
+                Ok(stream) => (stream, shown),
+                Err((error, stream)) => {
+                    return Err(Refused {
+                        error: HandshakeError::from(error).about(shown),
+                        stream: Some(stream),
+                    });
+                }
+            }
+        } else {
+            (handshake.await?, None)
         };
+        let agreed = Agreed::new(stream.get_ref().1, name, client_cert);
         Ok((stream, agreed))
     }
 
@@ -409,17 +437,6 @@ where
     }
 }
 
-/// Returns the name in the registry of IANA, which other programs show. rustls has names of its own
-/// for the suites of TLS 1.3.
-fn iana_name(suite: CipherSuite) -> &'static str {
-    match suite {
-        CipherSuite::TLS13_AES_128_GCM_SHA256 => "TLS_AES_128_GCM_SHA256",
-        CipherSuite::TLS13_AES_256_GCM_SHA384 => "TLS_AES_256_GCM_SHA384",
-        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => "TLS_CHACHA20_POLY1305_SHA256",
-        suite => suite.as_str().unwrap_or_default(),
-    }
-}
-
 /// Half of the processors sign at most.
 fn turns() -> Semaphore {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -452,19 +469,57 @@ fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc
     } else {
         &[&TLS13, &TLS12]
     };
+    let clients = settings.clients.as_ref();
+    let clients = clients
+        .map(|clients| ClientVerifier::read(clients, provider))
+        .transpose()?;
+    let clients = clients.map(Arc::new);
+    let verifier = match &clients {
+        Some(clients) => Arc::clone(clients) as Arc<dyn ClientCertVerifier>,
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
     let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
         .with_protocol_versions(versions)
         .expect("the provider has suites of both versions")
-        .with_no_client_auth()
+        .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::clone(&pairs) as _);
     config.alpn_protocols = settings.alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     // Tickets are the only kind of resumption. The server stores nothing.
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.ticketer = Arc::clone(tickets) as _;
+    // A resumed session would skip the check of the certificate. The CAs, the revoked certificates
+    // and the rules may have changed since then. So each handshake with this check is a full one.
+    if clients.is_none() {
+        config.ticketer = Arc::clone(tickets) as _;
+    } else {
+        config.send_tls13_tickets = 0;
+    }
     Ok(InForce {
         config: Arc::new(config),
         pairs,
+        clients,
     })
+}
+
+impl HandshakeError {
+    /// Returns the same error, with the certificate that the client has shown if it is about that.
+    fn about(self, shown: Option<Box<ClientCert>>) -> Self {
+        match self {
+            Self::Tls(error) => match BadClientCert::of(&error, shown) {
+                Some(bad) => Self::ClientCert(bad),
+                None => Self::Tls(error),
+            },
+            error => error,
+        }
+    }
+}
+
+impl<S, E: Into<HandshakeError>> From<E> for Refused<S> {
+    fn from(error: E) -> Self {
+        Self {
+            error: error.into(),
+            stream: None,
+        }
+    }
 }
 
 impl From<io::Error> for HandshakeError {
@@ -492,6 +547,7 @@ impl Display for HandshakeError {
             Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
             Self::Alert(alert) => write!(f, "the client refuses: {alert:?}"),
             Self::Tls(error) => error.fmt(f),
+            Self::ClientCert(bad) => bad.fmt(f),
             Self::Failed(error) => error.fmt(f),
         }
     }

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
-use super::values::{KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg};
+use super::values::{
+    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg,
+};
 use super::words::*;
 use crate::reach::balance::Policy;
 
@@ -382,6 +384,18 @@ tables! {
         /// What a client gets that states an unknown name
         tls_unknown_name: Value<Choice<UnknownNameArg>> = "first"
             => TLS.takes("ANSWER").rare();
+        /// CA whose certificates clients must have, in PEM. The name in the certificate is then the
+        /// user, and a proxy needs no passwords. May be repeated
+        tls_client_ca: List<File> => TLS.takes("FILE");
+        /// Whether every client needs a certificate
+        tls_client_verify: Value<Choice<ClientVerifyArg>> = "required"
+            => TLS.takes("WHEN").rare().requires("tls-client-ca");
+        /// Certificates of clients that the CA has revoked (CRL), in PEM. May be repeated: each CA
+        /// of a chain then needs its list
+        tls_client_crl: List<File> => TLS.takes("FILE").rare().requires("tls-client-ca");
+        /// Serve only clients whose certificate has one of these names: `DNS:*.example.com`,
+        /// `EMAIL:NAME@HOST`, `URI:URI`, `CN:NAME` or `SHA256:FINGERPRINT`. May be repeated
+        tls_client_allow: List<ClientCertRule> => TLS.takes("RULE").rare().requires("tls-client-ca");
         /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
         /// `http://…`. With TLS to the proxy: `https://…`, `socks5+tls://…` or `socks5h+tls://…`.
         /// May be repeated to form a chain. In the variable, spaces separate the proxies
@@ -405,7 +419,8 @@ tables! {
         /// Whether targets and upstream proxies must prove who they are. `off` lets anybody on the
         /// way read and change what passes
         target_tls_verify: Value<Choice<OnOffArg>> = "on" => TARGET_TLS.takes("WHEN");
-        /// Send a PROXY header of this version to targets: v1 or v2
+        /// Send a PROXY header of this version to targets: v1, v2 or v2-tls. The last one also has
+        /// the TLS version, the cipher, the certificate's name, SNI and ALPN of the client
         send_proxy: Value<SendProxy> => TARGETS.takes("VERSION").rare();
         /// DNS resolver to use: `auto` (as glibc, with a cache), `system` (the C library), or
         /// servers in their order, `IP[:PORT],…`

@@ -67,6 +67,14 @@ pub(crate) enum TlsMinArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientVerifyArg {
+    /// Every client needs a certificate
+    Required,
+    /// A client may have no certificate. One that is not valid is refused
+    Optional,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownNameArg {
     /// The first certificate
     First,

@@ -21,6 +21,7 @@ use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::{Destination, ResolverSettings, UpstreamProxy};
 use crate::reach::sni;
 use crate::tls::client::PeerName;
+use crate::tls::client_rule::ClientRule;
 
 /// The variable for the name and the password of a single user.
 pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
@@ -103,6 +104,8 @@ words! {
     Email: Box<str> = Text, values::email;
     /// The name of a protocol for ALPN.
     Protocol: Box<str> = Text, values::protocol;
+    /// A rule for the certificates of clients.
+    ClientCertRule: ClientRule = Text, str::parse;
     /// Where the records of sessions go.
     Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;

@@ -28,6 +28,7 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
         is_13_only: false,
         alpn: Vec::new(),
         refuses_unknown_names: false,
+        clients: None,
     };
     change(&mut settings);
     Example {
@@ -67,7 +68,8 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let (mut stream, agreed) = terminator.accept(Vec::new(), BufReader::new(far)).await?;
+        let accepted = terminator.accept(Vec::new(), BufReader::new(far)).await;
+        let (mut stream, agreed) = accepted.map_err(|refused| refused.error)?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
         assert_eq!(request, b"request");
@@ -162,14 +164,22 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     let (mut near, far) = duplex(1 << 10);
     near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(
-        terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err(),
+        terminator
+            .accept(Vec::new(), BufReader::new(far))
+            .await
+            .unwrap_err()
+            .error,
         HandshakeError::Tls(_)
     ));
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&[22, 3, 1]).await.unwrap();
     drop(near);
     assert!(matches!(
-        terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err(),
+        terminator
+            .accept(Vec::new(), BufReader::new(far))
+            .await
+            .unwrap_err()
+            .error,
         HandshakeError::Gone
     ));
     drop(folder);
@@ -318,4 +328,47 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     assert!(terminator.stale().is_none());
     assert_eq!(terminator.counts().reloads(), [("ok", 1), ("failed", 1)]);
     watch.abort();
+}
+
+/// Returns a CA and a list of certificates that it has revoked, which expires in this year.
+fn authority(year: i32) -> (String, String) {
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
+        date_time_ymd,
+    };
+    let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let certificate = params.self_signed(&key).unwrap();
+    let list = CertificateRevocationListParams {
+        this_update: date_time_ymd(2000, 1, 1),
+        next_update: date_time_ymd(year, 1, 1),
+        crl_number: 1.into(),
+        issuing_distribution_point: None,
+        revoked_certs: Vec::new(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = list.signed_by(&Issuer::new(params, key)).unwrap();
+    (certificate.pem(), list.pem().unwrap())
+}
+
+#[test]
+fn a_look_finds_a_changed_list_of_revoked_certificates() {
+    let (folder, (certificate, list)) = (Folder::new(), authority(2900));
+    let clients = ClientCertSettings {
+        authorities: vec![folder.write("ca.pem", &certificate)],
+        crls: vec![folder.write("crl.pem", &list)],
+        is_required: true,
+        rules: Vec::new(),
+    };
+    let example = example(&["a.test"], |settings| settings.clients = Some(clients));
+    let terminator = &example.terminator;
+    let before = terminator.crls()[0].1;
+    assert!(terminator.look("web").is_none());
+    folder.write("crl.pem", "broken");
+    let bad = terminator.look("web").unwrap().unwrap_err().to_string();
+    assert!(bad.contains("crl.pem has no list of revoked certificates"), "{bad}");
+    assert_eq!(terminator.crls()[0].1, before);
+    folder.write("crl.pem", &authority(2901).1);
+    terminator.look("web").unwrap().unwrap();
+    assert!(terminator.crls()[0].1 > before);
 }

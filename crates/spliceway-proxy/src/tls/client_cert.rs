@@ -1,0 +1,255 @@
+//! The certificates of clients: which ones a service accepts, and why it refuses others.
+
+use std::cell::RefCell;
+use std::fmt::{self, Display, Formatter};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use tokio::task_local;
+use x509_cert::der::DateTime;
+
+use super::certificate::{self, BadFile, read_chain, read_crl};
+use super::client_name::{ClientCert, Fingerprint, Names};
+use super::client_rule::ClientRule;
+
+/// Which certificates a service accepts from its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClientCertSettings {
+    /// The files of the CAs that issue the certificates. At least one.
+    pub(crate) authorities: Vec<PathBuf>,
+    /// The files with the certificates that the CAs have revoked.
+    pub(crate) crls: Vec<PathBuf>,
+    /// Whether a client needs a certificate.
+    pub(crate) is_required: bool,
+    /// The certificates that may be used. Empty means all that the CAs have issued.
+    pub(crate) rules: Vec<ClientRule>,
+}
+
+/// Verifies the certificates of clients.
+#[derive(Debug)]
+pub(super) struct ClientVerifier {
+    inner: Arc<dyn ClientCertVerifier>,
+    rules: Vec<ClientRule>,
+    /// The digests of what was read from the files.
+    contents: Vec<Fingerprint>,
+    /// When each list of revoked certificates expires.
+    crls: Vec<(PathBuf, SystemTime)>,
+}
+
+/// Why the certificate of a client is refused.
+#[derive(Debug)]
+pub(crate) struct BadClientCert {
+    why: Why,
+    /// The certificate, if there is one. The client may not have its key.
+    pub(crate) shown: Option<Box<ClientCert>>,
+}
+
+#[derive(Debug)]
+enum Why {
+    None,
+    NotPermitted,
+    Invalid(CertificateError),
+}
+
+/// The kind of a [`BadClientCert`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadClientCertKind {
+    None,
+    Revoked,
+    NotPermitted,
+    Invalid,
+}
+
+task_local! {
+    /// The certificate that was verified last in a handshake.
+    static SHOWN: RefCell<Option<Box<ClientCert>>>;
+}
+
+/// Runs a handshake. Also returns the certificate that the client has shown, which is proven only
+/// if the handshake succeeds.
+pub(super) async fn with_shown<T>(handshake: impl Future<Output = T>) -> (T, Option<Box<ClientCert>>) {
+    let run = async {
+        let result = handshake.await;
+        (result, SHOWN.with(RefCell::take))
+    };
+    SHOWN.scope(RefCell::default(), run).await
+}
+
+impl ClientVerifier {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// Returns the first fault of the files.
+    pub(super) fn read(settings: &ClientCertSettings, provider: &Arc<CryptoProvider>) -> Result<Self, BadFile> {
+        let (mut roots, mut contents) = (RootCertStore::empty(), Vec::new());
+        for file in &settings.authorities {
+            for (line, authority) in read_chain(file)? {
+                contents.push(Fingerprint::of(&authority));
+                let added = roots.add(authority);
+                added.map_err(|error| BadFile::new(file, certificate::Why::Certificate(line, error.to_string())))?;
+            }
+        }
+        let roots = Arc::new(roots);
+        let builder = || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
+        let (mut lists, mut crls) = (Vec::<CertificateRevocationListDer<'static>>::new(), Vec::new());
+        for file in &settings.crls {
+            let read = read_crl(file)?;
+            for (line, list) in read.lists {
+                let checked = builder().with_crls([list.clone()]).build();
+                checked.map_err(|error| BadFile::new(file, certificate::Why::Crl(line, error.to_string())))?;
+                contents.push(Fingerprint::of(&CertificateDer::from(&*list)));
+                lists.push(list);
+            }
+            crls.push((file.clone(), read.expires));
+        }
+        let mut builder = builder().with_crls(lists).enforce_revocation_expiration();
+        if !settings.is_required {
+            builder = builder.allow_unauthenticated();
+        }
+        Ok(Self {
+            inner: builder.build().expect("there is a CA, and each list was checked"),
+            rules: settings.rules.clone(),
+            contents,
+            crls,
+        })
+    }
+
+    /// Returns whether both accept the same certificates, if their settings are the same.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.contents == other.contents
+    }
+
+    /// Returns when the list of revoked certificates in each file expires.
+    pub(super) fn crls(&self) -> &[(PathBuf, SystemTime)] {
+        &self.crls
+    }
+}
+
+impl ClientCertVerifier for ClientVerifier {
+    fn client_auth_mandatory(&self) -> bool {
+        self.inner.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.inner.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let (names, fingerprint) = (Names::of(certificate), Fingerprint::of(certificate));
+        let shown = Box::new(ClientCert::new(&names, fingerprint));
+        let _ = SHOWN.try_with(|cell| cell.replace(Some(shown)));
+        let verified = self.inner.verify_client_cert(certificate, intermediates, now)?;
+        let is_permitted = |rule: &ClientRule| rule.permits(&names, &fingerprint);
+        if self.rules.is_empty() || self.rules.iter().any(is_permitted) {
+            Ok(verified)
+        } else {
+            Err(CertificateError::ApplicationVerificationFailure.into())
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}
+
+impl BadClientCert {
+    /// Returns why the certificate is refused, if this error is about it.
+    pub(super) fn of(error: &Error, shown: Option<Box<ClientCert>>) -> Option<Self> {
+        let why = match error {
+            Error::NoCertificatesPresented => Why::None,
+            Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => Why::NotPermitted,
+            Error::InvalidCertificate(error) => Why::Invalid(error.clone()),
+            _ => return None,
+        };
+        Some(Self { why, shown })
+    }
+
+    pub(crate) fn kind(&self) -> BadClientCertKind {
+        match &self.why {
+            Why::None => BadClientCertKind::None,
+            Why::NotPermitted => BadClientCertKind::NotPermitted,
+            Why::Invalid(CertificateError::Revoked) => BadClientCertKind::Revoked,
+            Why::Invalid(_) => BadClientCertKind::Invalid,
+        }
+    }
+}
+
+impl Display for BadClientCert {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        use CertificateError::*;
+        let error = match &self.why {
+            Why::None => return f.write_str("the client has no certificate: expected one of a CA in tls_client_ca"),
+            Why::NotPermitted => return f.write_str("no rule of tls_client_allow permits the client's certificate"),
+            Why::Invalid(error) => error,
+        };
+        match error {
+            Expired => f.write_str("the client's certificate has expired"),
+            ExpiredContext { not_after, .. } => {
+                write!(f, "the client's certificate has expired at {}", date(*not_after))
+            }
+            NotValidYet => f.write_str("the client's certificate is not valid yet"),
+            NotValidYetContext { not_before, .. } => {
+                write!(f, "the client's certificate is not valid before {}", date(*not_before))
+            }
+            Revoked => f.write_str("the client's certificate is revoked"),
+            UnknownIssuer => f.write_str(
+                "no CA in tls_client_ca has issued the client's certificate, or the client does not send the \
+                 certificates between them",
+            ),
+            UnknownRevocationStatus => f.write_str(
+                "it is unknown whether the client's certificate is revoked: expected a CRL of each CA of its chain in \
+                 tls_client_crl",
+            ),
+            ExpiredRevocationList => f.write_str("the CRL for the client's certificate has expired"),
+            ExpiredRevocationListContext { next_update, .. } => write!(
+                f,
+                "the CRL for the client's certificate has expired at {}: expected a newer one in tls_client_crl",
+                date(*next_update)
+            ),
+            InvalidPurpose | InvalidPurposeContext { .. } => {
+                f.write_str("the client's certificate is for another use: expected the extended key usage clientAuth")
+            }
+            BadSignature => f.write_str("a signature of the client's certificate or of its key is wrong"),
+            // The verifier does not name its own errors.
+            Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
+                f.write_str("the client's certificate is that of a CA: expected one without `CA:TRUE`")
+            }
+            error => write!(f, "the client's certificate cannot be used: {error}"),
+        }
+    }
+}
+
+fn date(time: UnixTime) -> impl Display {
+    let date = DateTime::from_unix_duration(Duration::from_secs(time.as_secs()));
+    date.map_or_else(|_| format!("{} s after 1970", time.as_secs()), |date| date.to_string())
+}
