@@ -7,11 +7,13 @@
 //!
 //! Only users with a limit have an account. There are at most as many accounts as users have logged
 //! in, because a session enters its account after the password was checked.
+//! [`Accounts::have_room_for`] bounds those of users whose names come from certificates.
 
 mod calendar;
 mod file;
 mod keeper;
 mod limits;
+mod room;
 mod saving;
 mod series;
 mod snapshot;

@@ -49,6 +49,8 @@ refusals! {
         Sessions = "max_conns",
         /// The user has reached the limit on sessions.
         SessionsOfUser = "user_max_conns",
+        /// Too many users have accounts.
+        Users = "users_max",
         /// The user has used up a quota.
         Quota = "quota",
         /// The client has connected to the listener itself.

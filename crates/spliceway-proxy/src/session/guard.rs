@@ -104,6 +104,10 @@ impl Guard {
         }
         let mut facts = self.session.facts();
         if let Some(user) = &facts.user {
+            let accounts = &self.service.process.accounts;
+            if self.service.has_users_by_certificate() && !accounts.have_room_for(user) {
+                return Err(Refusal::Users);
+            }
             facts.account = self.service.process.accounts.enter(user)?;
         }
         Ok(())
