@@ -9,7 +9,8 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
     DigitallySignedStruct, Error, HandshakeKind, RootCertStore, ServerConfig, SignatureScheme,
     SupportedProtocolVersion, version,
@@ -99,10 +100,21 @@ impl Config {
     }
 
     pub(crate) fn versions(self, versions: &[&'static SupportedProtocolVersion]) -> Self {
+        let mut config = Self::anything_with(versions).config;
+        config.client_auth_cert_resolver = self.config.client_auth_cert_resolver;
         Self {
-            config: Self::anything_with(versions).config,
+            config,
             name: self.name,
         }
+    }
+
+    /// Shows this certificate to a server that asks for one. Both are in PEM.
+    pub(crate) fn client_cert(mut self, chain: &str, key: &str) -> Self {
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        let key = CertifiedKey::from_der(chain.unwrap(), key, &default_provider()).unwrap();
+        self.config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(key));
+        self
     }
 
     /// States this name. `None` states no name.

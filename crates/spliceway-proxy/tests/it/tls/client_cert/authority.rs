@@ -1,0 +1,119 @@
+//! A CA, and what it issues.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
+    SerialNumber, date_time_ymd,
+};
+
+/// A CA with its own key.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pub(crate) pem: String,
+}
+
+/// A certificate with the certificates between it and the CA, and its key, in PEM.
+pub(crate) struct Issued {
+    pub(crate) chain: String,
+    pub(crate) key: String,
+    pub(crate) fingerprint: String,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let (params, key) = (Self::params(name), KeyPair::generate().unwrap());
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
+    }
+
+    /// Returns a CA whose certificate this one has issued.
+    pub(crate) fn intermediate(&self, name: &str) -> Self {
+        let (params, key) = (Self::params(name), KeyPair::generate().unwrap());
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
+    }
+
+    fn params(name: &str) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+    }
+
+    /// Issues a certificate for a client. `change` changes it before.
+    pub(crate) fn issue(
+        &self,
+        common_name: &str,
+        names: &[SanType],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Issued {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.subject_alt_names = names.to_vec();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let issued = params.signed_by(&key, &self.issuer).unwrap();
+        let digest = sha256(issued.der());
+        Issued {
+            chain: issued.pem(),
+            key: key.serialize_pem(),
+            fingerprint: digest,
+        }
+    }
+
+    /// Issues a certificate with the number `serial` for a host.
+    pub(crate) fn host(&self, name: &str, serial: u64) -> Issued {
+        self.issue("", &[dns(name)], |params| {
+            params.distinguished_name = DistinguishedName::new();
+            params.serial_number = Some(serial.into());
+        })
+    }
+
+    /// Returns a list of revoked certificates that is valid until this year.
+    pub(crate) fn revoke(&self, serials: &[u64], year: i32) -> String {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: (*serial).into(),
+            revocation_time: date_time_ymd(2001, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2000, 1, 1),
+            next_update: date_time_ymd(year, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
+    }
+}
+
+pub(crate) fn dns(name: &str) -> SanType {
+    SanType::DnsName(name.try_into().unwrap())
+}
+
+pub(crate) fn email(name: &str) -> SanType {
+    SanType::Rfc822Name(name.try_into().unwrap())
+}
+
+pub(crate) fn uri(name: &str) -> SanType {
+    SanType::URI(name.try_into().unwrap())
+}
+
+/// Returns the digest in hexadecimal digits.
+fn sha256(bytes: &[u8]) -> String {
+    let suite = rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
+    let digest = suite.tls13().unwrap().common.hash_provider.hash(bytes);
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
