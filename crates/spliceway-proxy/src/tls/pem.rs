@@ -1,4 +1,4 @@
-//! The certificates, the key and the lists in a PEM file, and what else may be in the file of an operator.
+//! Certificates, keys and lists of revoked certificates in PEM, and what else an operator may give.
 //!
 //! rustls decodes PEM. This file finds the lines of its sections first, so that every fault has the
 //! line and the remedy.
