@@ -336,7 +336,8 @@ impl Fault {
                 },
             ),
             "PUBLIC KEY" | "RSA PUBLIC KEY" => ("a public key", format!("expected the {name} that belongs to it")),
-            CERTIFICATE => ("a certificate", "expected the file of its key".to_owned()),
+            CERTIFICATE if self.wanted == Wanted::Key => ("a certificate", "expected the file of its key".to_owned()),
+            CERTIFICATE => ("a certificate", format!("expected a line {}", self.wanted.begin())),
             "TRUSTED CERTIFICATE" | "X509 CERTIFICATE" => (
                 "a certificate in another format",
                 format!("`openssl x509 -in {file} -out NEW` converts it"),

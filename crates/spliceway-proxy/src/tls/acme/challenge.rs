@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_challenge_is_answered_with_its_hash() {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let provider = crate::tls::crypto::provider();
         let config = answer("a.test", &"0f".repeat(32), &provider).unwrap();
         assert_eq!(config.alpn_protocols, [PROTOCOL]);
         assert!(answer("a.test", "0f", &provider).is_none());
