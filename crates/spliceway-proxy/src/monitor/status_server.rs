@@ -61,6 +61,9 @@ impl StatusServer {
     fn readiness(&self) -> Answer {
         match self.overview.process.health.state() {
             State::Serving if self.overview.is_ready() => response(StatusCode::OK, PLAIN, "ready\n"),
+            State::Serving if self.overview.services().is_empty() => {
+                response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "starting\n")
+            }
             State::Serving => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "draining\n"),
             // The log and the admin socket say which part has failed. This listener has no login.
             state => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{}\n", state.name())),

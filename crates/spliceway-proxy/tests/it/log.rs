@@ -100,11 +100,15 @@ fn a_log_that_cannot_be_written_stops_nothing() {
                 assert_eq!(answer, *b"\x05\x00", "{redirection}, round {round}");
             }
         }
-        assert!(get(&metrics, "/readyz").starts_with("HTTP/1.1 200"), "{redirection}");
+        let until = Instant::now() + PATIENCE;
+        // Clients are accepted a moment before the program says that it is ready.
+        while !get(&metrics, "/readyz").starts_with("HTTP/1.1 200") {
+            assert!(Instant::now() < until, "{redirection}: not ready");
+            let_pass(Duration::from_millis(2));
+        }
         let none_dropped =
             || get(&metrics, "/metrics").contains("\nspliceway_log_lines_dropped_total{log=\"main\"} 0\n");
         // The log thread counts a line after its write has failed.
-        let until = Instant::now() + PATIENCE;
         while is_counted && none_dropped() {
             assert!(Instant::now() < until, "{redirection}: nothing is counted");
             let_pass(Duration::from_millis(2));
