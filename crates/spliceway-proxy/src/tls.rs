@@ -32,7 +32,9 @@ pub(crate) mod inspect;
 pub(crate) mod names;
 mod pem;
 pub(crate) mod server;
+mod shared_keys;
 mod stamp;
+mod ticket_file;
 pub(crate) mod tickets;
 mod verifier;
 

@@ -37,9 +37,13 @@ pub(super) fn toml(mut config: Config) -> String {
         }
         service.to_allow = service.to_allow.take().map(List::<Rule>::absolute);
         service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
-        service.tls_dir = service.tls_dir.take().map(Value::<File>::absolute);
-        let target_tls = [&mut service.target_tls_ca, &mut service.target_tls_cert];
-        for file in target_tls.into_iter().chain([&mut service.target_tls_key]) {
+        for file in [
+            &mut service.tls_dir,
+            &mut service.tls_ticket_key,
+            &mut service.target_tls_ca,
+            &mut service.target_tls_cert,
+            &mut service.target_tls_key,
+        ] {
             *file = file.take().map(Value::<File>::absolute);
         }
     }

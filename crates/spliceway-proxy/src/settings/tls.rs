@@ -21,12 +21,16 @@ pub(super) fn terminator(
         return Ok(None);
     };
     let (folder, clients) = (settings.folder.clone(), settings.clients.clone());
+    let ticket_keys = settings.ticket_keys.clone();
     let terminator = Terminator::new(settings).map_err(|bad| {
         let is_one_of = |files: &[PathBuf]| files.iter().any(|file| file == bad.file());
         let is_in = |folder: &PathBuf| bad.file().starts_with(folder);
         let (key, at) = match &clients {
             Some(clients) if is_one_of(&clients.crls) => ("tls_client_crl", location(&service.tls_client_crl)),
             Some(clients) if is_one_of(&clients.authorities) => ("tls_client_ca", location(&service.tls_client_ca)),
+            _ if ticket_keys.as_deref() == Some(bad.file()) => {
+                ("tls_ticket_key", service.tls_ticket_key.as_ref().and_then(Value::at))
+            }
             _ if folder.as_ref().is_some_and(is_in) => ("tls_dir", service.tls_dir.as_ref().and_then(Value::at)),
             _ => (key, at),
         };
@@ -78,6 +82,7 @@ pub(super) fn settings(
         },
         folder: folder.map(path),
         acme,
+        ticket_keys: ticket_keys(service, path)?,
         is_13_only: service.tls_min() == TlsMinArg::V13,
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
@@ -134,6 +139,18 @@ fn clients(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<
     }))
 }
 
+/// Returns the file with the keys of tickets.
+fn ticket_keys(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<Option<PathBuf>, Fault> {
+    let has_client_certificates = service.tls_client_ca.as_ref().is_some_and(|files| !files.is_empty());
+    match &service.tls_ticket_key {
+        Some(file) if has_client_certificates => {
+            let why = "contradicts --tls-client-ca: remove it, because clients with certificates get no tickets";
+            Err(Fault::new(file.at(), "tls_ticket_key", why))
+        }
+        file => Ok(file.as_ref().map(path)),
+    }
+}
+
 /// Checks that this build can do what a key asks for.
 pub(super) fn has_tls(key: &'static str, at: Option<usize>) -> Result<(), Fault> {
     if IS_SUPPORTED {
@@ -177,6 +194,7 @@ fn no_tls(service: &Service) -> Result<(), Fault> {
         ("tls_min", service.tls_min.as_ref().map(Value::at)),
         ("tls_alpn", service.tls_alpn.as_ref().map(List::at)),
         ("tls_unknown_name", service.tls_unknown_name.as_ref().map(Value::at)),
+        ("tls_ticket_key", service.tls_ticket_key.as_ref().map(Value::at)),
         ("tls_client_ca", service.tls_client_ca.as_ref().map(List::at)),
         ("tls_client_verify", service.tls_client_verify.as_ref().map(Value::at)),
         ("tls_client_crl", service.tls_client_crl.as_ref().map(List::at)),

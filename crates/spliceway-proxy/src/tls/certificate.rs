@@ -18,10 +18,11 @@ use x509_cert::der::{Decode, Tag, Tagged};
 pub(crate) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
 use super::pem;
+use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
 
 /// The longest file that is read. A chain of certificates has a few KiB.
-const FILE_MAX_BYTES: usize = 1 << 20;
+pub(super) const FILE_MAX_BYTES: usize = 1 << 20;
 /// The longest certificate with its chain. Most clients accept 64 KiB for the whole message.
 const CHAIN_MAX_BYTES: usize = 60 << 10;
 /// The most certificates in a folder. Reading this number takes some seconds of a thread that
@@ -32,7 +33,7 @@ const OCSP_MAX_BYTES: usize = 16 << 10;
 /// The longest file of revoked certificates that is read. It has room for a million of them.
 const CRL_MAX_BYTES: usize = 64 << 20;
 /// The permission of everybody to read a file.
-const READ_BY_OTHERS: u32 = 0o004;
+pub(super) const READ_BY_OTHERS: u32 = 0o004;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The files of a certificate with its chain, and of its key. Both may be the same file.
@@ -73,6 +74,7 @@ pub(super) enum Why {
     Empty,
     ReadByOthers,
     Pem(pem::Fault),
+    TicketKeys(ticket_file::Fault),
     /// The key was expected in the file of the certificate.
     NoKeyInside,
     ChainTooLong {
@@ -243,7 +245,7 @@ fn read_key(path: &Path) -> Result<(usize, PrivateKeyDer<'static>), Why> {
 }
 
 /// Returns the content of a file in PEM, and its mode.
-fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, u32), Why> {
+pub(super) fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, u32), Why> {
     let NamedFile { mut text, mode } = named_file::read_bytes(path, max_bytes).map_err(Why::Read)?;
     // Some editors write it. The first line would not be found.
     if text.starts_with(BYTE_ORDER_MARK) {
@@ -311,6 +313,7 @@ impl Display for BadFile {
                 "every user can read the private key in {file}: run `chmod o= {file}`"
             ),
             Why::Pem(fault) => fault.of(&file).fmt(f),
+            Why::TicketKeys(fault) => fault.of(&file).fmt(f),
             Why::NoKeyInside => write!(
                 f,
                 "{file} has a certificate and no private key: give --tls-key too, or one file with both (in a folder, \

@@ -20,10 +20,10 @@ pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     *digest.as_ref().first_chunk().expect("it has 32 bytes")
 }
 
-/// Returns a name that tells nothing about the secret.
-pub(super) fn name_of(secret: &[u8]) -> [u8; 16] {
-    let name = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"name of a ticket key");
-    *name.as_ref().first_chunk().expect("it has 32 bytes")
+/// Returns a value that tells nothing about the secret: HMAC-SHA-256 of the message.
+pub(super) fn derive(secret: &[u8], message: &[u8]) -> [u8; 32] {
+    let value = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), message);
+    *value.as_ref().first_chunk().expect("it has 32 bytes")
 }
 
 /// Encrypts by AES-256-GCM. Each message begins with its nonce.

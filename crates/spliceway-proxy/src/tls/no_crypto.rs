@@ -19,7 +19,7 @@ pub(super) fn sha256(_: &[u8]) -> [u8; 32] {
     unreachable!("{REFUSED}")
 }
 
-pub(super) fn name_of(_: &[u8]) -> [u8; 16] {
+pub(super) fn derive(_: &[u8], _: &[u8]) -> [u8; 32] {
     unreachable!("{REFUSED}")
 }
 

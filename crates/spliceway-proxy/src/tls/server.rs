@@ -28,6 +28,7 @@ use super::counts::Counts;
 use super::crypto::provider;
 use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
+use super::shared_keys::{SharedKeys, ticketer};
 use super::tickets::Tickets;
 
 /// How a listener terminates TLS.
@@ -39,6 +40,8 @@ pub(crate) struct ServerSettings {
     /// How the certificates are issued. `None` means that the operator does it. The files may be
     /// missing before the first one is issued.
     pub(crate) acme: Option<AcmeSettings>,
+    /// The keys of tickets, which other machines may have too.
+    pub(crate) ticket_keys: Option<PathBuf>,
     pub(crate) is_13_only: bool,
     /// The protocols for ALPN, the best first. Empty means that none is negotiated.
     pub(crate) alpn: Vec<Box<str>>,
@@ -78,6 +81,8 @@ struct InForce {
     pairs: Arc<Pairs>,
     /// `None` means that clients are asked for no certificate.
     clients: Option<Arc<ClientVerifier>>,
+    /// `None` means that the service has only its own random keys.
+    ticket_keys: Option<Arc<SharedKeys>>,
 }
 
 /// Why a handshake failed.
@@ -123,7 +128,8 @@ impl ServerSettings {
         let files = pairs.flat_map(|pair| [pair.certificate.clone(), pair.key.clone(), pair.ocsp()]);
         let of_clients = self.clients.iter();
         let of_clients = of_clients.flat_map(|clients| clients.authorities.iter().chain(&clients.crls));
-        Stamps::of(files.chain(of_clients.cloned()), self.folder.as_deref())
+        let others = of_clients.chain(&self.ticket_keys);
+        Stamps::of(files.chain(others.cloned()), self.folder.as_deref())
     }
 }
 
@@ -163,7 +169,7 @@ impl Terminator {
         let mut in_force = self.in_force.read().clone();
         if self.settings.clients.is_none() {
             let mut config = ServerConfig::clone(&in_force.config);
-            config.ticketer = Arc::clone(&before.tickets) as _;
+            config.ticketer = ticketer(in_force.ticket_keys.as_ref(), &before.tickets);
             in_force.config = Arc::new(config);
         }
         Self {
@@ -186,7 +192,11 @@ impl Terminator {
             (Some(clients), Some(others)) => clients.is_like(&others),
             (clients, others) => clients.is_none() && others.is_none(),
         };
-        self.settings == other.settings && chains(self) == chains(other) && have_same_clients
+        let ticket_keys = |one: &Self| one.in_force.read().ticket_keys.clone();
+        self.settings == other.settings
+            && chains(self) == chains(other)
+            && have_same_clients
+            && ticket_keys(self) == ticket_keys(other)
     }
 
     /// Returns the settings for certificates of clients, if they are asked for.
@@ -464,6 +474,9 @@ fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc
         .map(|files| Pair::read(files, provider))
         .collect();
     let pairs = Arc::new(Pairs::new(pairs?));
+    let ticket_keys = settings.ticket_keys.as_deref();
+    let ticket_keys = ticket_keys.map(|file| SharedKeys::read(file, &pairs)).transpose()?;
+    let ticket_keys = ticket_keys.map(Arc::new);
     let versions: &[&SupportedProtocolVersion] = if settings.is_13_only {
         &[&TLS13]
     } else {
@@ -489,7 +502,7 @@ fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc
     // A resumed session would skip the check of the certificate. The CAs, the revoked certificates
     // and the rules may have changed since then. So each handshake with this check is a full one.
     if clients.is_none() {
-        config.ticketer = Arc::clone(tickets) as _;
+        config.ticketer = ticketer(ticket_keys.as_ref(), tickets);
     } else {
         config.send_tls13_tickets = 0;
     }
@@ -497,6 +510,7 @@ fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc
         config: Arc::new(config),
         pairs,
         clients,
+        ticket_keys,
     })
 }
 

@@ -8,12 +8,12 @@ use parking_lot::RwLock;
 use rustls::server::ProducesTickets;
 use tokio::time::Instant;
 
-use super::crypto::{Cipher, fill_random, name_of};
+use super::crypto::{Cipher, derive, fill_random};
 
 /// A key encrypts tickets for this time, and decrypts them for as long again. So a ticket is valid
 /// for 6 to 12 hours. rustls has the same life of keys.
-const LIFE: Duration = Duration::from_secs(6 * 60 * 60);
-const KEY_BYTES: usize = 32;
+pub(super) const LIFE: Duration = Duration::from_secs(6 * 60 * 60);
+pub(super) const KEY_BYTES: usize = 32;
 const NAME_BYTES: usize = 16;
 
 /// The keys of a service. Its processes have the same ones during an upgrade.
@@ -28,9 +28,14 @@ struct Keys {
 
 struct Key {
     secret: [u8; KEY_BYTES],
+    sealer: Sealer,
+    made: Instant,
+}
+
+/// Encrypts and decrypts tickets with one key. Each ticket begins with the name of its key.
+pub(super) struct Sealer {
     name: [u8; NAME_BYTES],
     cipher: Cipher,
-    made: Instant,
 }
 
 /// A key for the next process: its bytes, and its age.
@@ -82,19 +87,19 @@ impl ProducesTickets for Tickets {
     }
 
     fn lifetime(&self) -> u32 {
-        u32::try_from(LIFE.as_secs()).unwrap_or(u32::MAX)
+        lifetime()
     }
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
         self.rotate();
-        self.0.read().current.encrypt(plain)
+        self.0.read().current.sealer.encrypt(plain)
     }
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
         self.rotate();
         let keys = self.0.read();
         let mut keys = std::iter::once(&keys.current).chain(&keys.previous);
-        keys.find(|key| ticket.starts_with(&key.name))?.decrypt(ticket)
+        keys.find_map(|key| key.decrypt(ticket))
     }
 }
 
@@ -112,24 +117,40 @@ impl Key {
     }
 
     fn new(secret: [u8; KEY_BYTES], made: Instant) -> Self {
-        Self {
-            secret,
-            name: name_of(&secret),
-            cipher: Cipher::new(&secret),
-            made,
-        }
-    }
-
-    fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
-        Some([&self.name[..], &self.cipher.seal(&self.name, plain)?].concat())
+        let sealer = Sealer::new(&secret);
+        Self { secret, sealer, made }
     }
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
         if self.made.elapsed() >= 2 * LIFE {
             return None;
         }
-        self.cipher.open(&self.name, ticket.get(NAME_BYTES..)?)
+        self.sealer.decrypt(ticket)
     }
+}
+
+impl Sealer {
+    pub(super) fn new(secret: &[u8; KEY_BYTES]) -> Self {
+        let name = derive(secret, b"name of a ticket key");
+        Self {
+            name: *name.first_chunk().expect("a name is shorter"),
+            cipher: Cipher::new(secret),
+        }
+    }
+
+    pub(super) fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
+        Some([&self.name[..], &self.cipher.seal(&self.name, plain)?].concat())
+    }
+
+    /// Returns `None` for the ticket of another key.
+    pub(super) fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
+        self.cipher.open(&self.name, ticket.strip_prefix(&self.name)?)
+    }
+}
+
+/// Returns for how many seconds a client should use a ticket.
+pub(super) fn lifetime() -> u32 {
+    u32::try_from(LIFE.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Shows no key.

@@ -11,6 +11,7 @@ mod relayed;
 mod renewed;
 mod seen;
 pub(crate) mod server;
+mod ticket_key;
 mod upstream;
 
 use std::io::Write;

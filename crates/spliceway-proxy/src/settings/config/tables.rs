@@ -381,6 +381,10 @@ tables! {
         tls_min: Value<Choice<TlsMinArg>> = "1.2" => TLS.takes("VERSION").rare();
         /// Protocol for ALPN, such as `h2` or `http/1.1`, the best first. May be repeated
         tls_alpn: List<Protocol> => TLS.takes("PROTOCOL").rare();
+        /// Keys of tickets, so that clients resume their sessions on each machine with this file.
+        /// Each line has a key, as `openssl rand -base64 32` writes it. The first one encrypts
+        /// [default: random keys]
+        tls_ticket_key: Value<File> => TLS.takes("FILE").rare();
         /// What a client gets that states an unknown name
         tls_unknown_name: Value<Choice<UnknownNameArg>> = "first"
             => TLS.takes("ANSWER").rare();

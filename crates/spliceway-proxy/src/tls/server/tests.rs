@@ -25,6 +25,7 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
         pairs: vec![folder.pair(&certificate, &key)],
         folder: None,
         acme: None,
+        ticket_keys: None,
         is_13_only: false,
         alpn: Vec::new(),
         refuses_unknown_names: false,
