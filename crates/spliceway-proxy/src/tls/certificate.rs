@@ -51,6 +51,8 @@ pub(crate) struct Pair {
     pub(crate) key: Arc<CertifiedKey>,
     /// The names of hosts in the certificate, in lower case. A wildcard begins with `*.`.
     pub(crate) names: Vec<Box<str>>,
+    /// Names of other kinds, such as addresses and URIs, in DER.
+    pub(crate) other_names: Vec<Box<[u8]>>,
     pub(crate) valid: Validity,
     /// What clients may refuse.
     pub(crate) doubts: Vec<Doubt>,
@@ -136,6 +138,7 @@ impl Pair {
             file: files.certificate.clone(),
             key: Arc::new(certified),
             names: links[0].names.clone(),
+            other_names: links[0].other_names.clone(),
             valid: links[0].valid,
             doubts: chain::doubts(&files.certificate, &links, SystemTime::now()),
         })

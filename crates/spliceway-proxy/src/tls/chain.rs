@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
 use x509_cert::certificate::Version;
-use x509_cert::der::Decode;
 use x509_cert::der::asn1::ObjectIdentifier;
+use x509_cert::der::{Decode, Encode};
 use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName};
 use x509_cert::name::Name;
@@ -34,6 +34,8 @@ pub(super) struct Link {
     pub(super) valid: Validity,
     /// The names of hosts, in lower case.
     pub(super) names: Vec<Box<str>>,
+    /// Names of other kinds, such as addresses and URIs, in DER.
+    pub(super) other_names: Vec<Box<[u8]>>,
     /// Whether there is a name or an address that a client can check.
     is_named: bool,
 }
@@ -80,6 +82,9 @@ impl Link {
         let names: Vec<_> = names.into_iter().flat_map(|(_, names)| names.0).collect();
         let is_named = |name: &GeneralName| matches!(name, GeneralName::DnsName(_) | GeneralName::IpAddress(_));
         let is_named = names.iter().any(is_named);
+        let others = names.iter().filter(|name| !matches!(name, GeneralName::DnsName(_)));
+        let others: Result<_, _> = others.map(|name| name.to_der().map(Vec::into_boxed_slice)).collect();
+        let other_names = others.map_err(|error| error.to_string())?;
         let names = names.into_iter().filter_map(|name| match name {
             GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase().into_boxed_str()),
             _ => None,
@@ -104,6 +109,7 @@ impl Link {
                 to: time(validity.not_after.to_unix_duration()),
             },
             names: names.collect(),
+            other_names,
             is_named,
         })
     }

@@ -7,9 +7,11 @@
 //! ```
 //!
 //! The period bounds the life of a ticket, although the key in the file stays. It also bounds how
-//! many tickets one key of AES-GCM encrypts. The names are those in the service's certificates. A
-//! service resumes only sessions of services with the same names. Without this rule, an attacker on
-//! the network could connect a client to a service whose certificate the client would refuse.
+//! many tickets one key of AES-GCM encrypts. rustls checks the age of a ticket only for early data.
+//!
+//! The names are those in the service's certificates, of hosts and of other kinds. A service
+//! resumes only sessions of services with the same names. Without this rule, an attacker on the
+//! network could connect a client to a service whose certificate the client would refuse.
 
 use std::fmt::{self, Debug, Formatter};
 use std::path::Path;
@@ -19,7 +21,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::RwLock;
 use rustls::server::ProducesTickets;
 
-use super::certificate::{self, BadFile, FILE_MAX_BYTES, READ_BY_OTHERS, Why};
+use super::certificate::{self, BadFile, FILE_MAX_BYTES, Pair, READ_BY_OTHERS, Why};
 use super::crypto::{derive, sha256};
 use super::names::Pairs;
 use super::ticket_file::{Fault, parse};
@@ -79,10 +81,9 @@ impl SharedKeys {
     /// Returns the first fault of the file.
     pub(super) fn read(path: &Path, pairs: &Pairs) -> Result<Self, BadFile> {
         let secrets = read(path).map_err(|why| BadFile::new(path, why))?;
-        let mut names: Vec<_> = pairs.all().iter().flat_map(|pair| &pair.names).collect();
+        let mut names: Vec<_> = pairs.all().iter().flat_map(names_of).collect();
         names.sort_unstable();
         names.dedup();
-        let names: Vec<_> = names.iter().flat_map(|name| [name.as_bytes(), b"\0"]).collect();
         Ok(Self::new(secrets, &names.concat(), SystemTime::now()))
     }
 
@@ -139,6 +140,19 @@ impl Derived {
             period,
             keys: keys.collect(),
         }
+    }
+}
+
+/// Returns a digest of each name in a certificate. One without names is known only as a whole, by
+/// clients that have a copy of it.
+fn names_of(pair: &Pair) -> Vec<[u8; 32]> {
+    let digest = |kind: &[u8], value: &[u8]| sha256(&[kind, value].concat());
+    let names = pair.names.iter().map(|name| digest(b"host ", name.as_bytes()));
+    let others = pair.other_names.iter().map(|name| digest(b"other ", name));
+    let all: Vec<_> = names.chain(others).collect();
+    match pair.key.cert.first() {
+        Some(certificate) if all.is_empty() => vec![digest(b"certificate ", certificate)],
+        _ => all,
     }
 }
 

@@ -148,3 +148,31 @@ fn the_order_of_certificates_does_not_matter() {
     assert!(both != read(&[&["a.test"], &["b.test"]]));
     assert!(both != read(&[&["a.test"], &["b.testc.test"]]));
 }
+
+#[test]
+fn certificates_without_names_of_hosts_differ_by_what_they_have() {
+    use crate::tls::certificate::tests::made;
+    use crate::tls::crypto::provider;
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    let folder = Folder::new();
+    let file = folder.write("keys", &STANDARD.encode([7; KEY_BYTES]));
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let read = |pair| SharedKeys::read(&file, &Pairs::new(vec![pair])).unwrap();
+    // Another machine has another certificate for the same address.
+    assert!(read(made(&["10.0.0.1"])) == read(made(&["10.0.0.1"])));
+    assert!(read(made(&["10.0.0.1"])) != read(made(&["10.0.0.2"])));
+    assert!(read(made(&["a.test", "10.0.0.1"])) != read(made(&["a.test", "10.0.0.2"])));
+    let with_uri = |uri: &str| {
+        let mut params = CertificateParams::new(["a.test".to_owned()]).unwrap();
+        params.subject_alt_names.push(SanType::URI(uri.try_into().unwrap()));
+        let key = KeyPair::generate().unwrap();
+        let (certificate, folder) = (params.self_signed(&key).unwrap(), Folder::new());
+        let files = folder.pair(&certificate.pem(), &key.serialize_pem());
+        read(Pair::read(&files, &provider()).unwrap())
+    };
+    assert!(with_uri("spiffe://a") == with_uri("spiffe://a"));
+    assert!(with_uri("spiffe://a") != with_uri("spiffe://b"));
+    // Nothing but the whole certificate tells these apart.
+    assert!(read(made(&[])) != read(made(&[])));
+}

@@ -56,6 +56,31 @@ fn resume(address: SocketAddr, clients: &[Config; 2]) -> [bool; 2] {
     })
 }
 
+/// Starts a target that greets each client.
+fn greeter() -> SocketAddr {
+    let (listener, target) = listen();
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let _ = client.write_all(b"served\n");
+        }
+    });
+    target
+}
+
+/// Returns what `openssl s_client` says, with its errors.
+fn s_client(folder: &Folder, machine: &Program, arguments: &[&str]) -> String {
+    let client = Command::new("openssl")
+        .current_dir(&folder.0)
+        .args(["s_client", "-ign_eof", "-connect", &machine.address.to_string()])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    [client.stdout, client.stderr]
+        .map(|said| String::from_utf8_lossy(&said).into_owned())
+        .concat()
+}
+
 #[test]
 fn a_client_of_one_machine_resumes_on_another() {
     let pair = Pair::new(&["a.test"]);
@@ -79,12 +104,6 @@ fn openssl_resumes_on_the_second_machine_with_each_version() {
     if !has_tool("openssl", "openssl") {
         return;
     }
-    let (listener, target) = listen();
-    thread::spawn(move || {
-        for mut client in listener.incoming().map_while(Result::ok) {
-            let _ = client.write_all(b"served\n");
-        }
-    });
     let pair = Pair::new(&["a.test"]);
     let folder = Folder::new("ticket-key");
     let path = folder.0.join("keys");
@@ -96,25 +115,12 @@ fn openssl_resumes_on_the_second_machine_with_each_version() {
     fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     let path = path.to_str().unwrap();
     let arguments = [&pair.arguments()[..], &["--tls-ticket-key", path]].concat();
+    let target = greeter();
     let machines = [0; 2].map(|_| Program::forward(target, &arguments));
     for version in ["-tls1_2", "-tls1_3"] {
         let says = |machine: &Program, session: &str| {
-            let client = Command::new("openssl")
-                .current_dir(&folder.0)
-                .args([
-                    "s_client",
-                    "-ign_eof",
-                    "-servername",
-                    "a.test",
-                    version,
-                    session,
-                    "session",
-                ])
-                .args(["-connect", &machine.address.to_string()])
-                .stdin(Stdio::null())
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&client.stdout).into_owned();
+            let arguments = ["-servername", "a.test", version, session, "session"];
+            let said = s_client(&folder, machine, &arguments);
             assert!(said.contains("served\n"), "{said}");
             said
         };
@@ -125,6 +131,66 @@ fn openssl_resumes_on_the_second_machine_with_each_version() {
     }
     let resumed = machines[1].sum("spliceway_tls_handshakes_total", &["resumed=\"yes\""]);
     assert_eq!(resumed, 2);
+}
+
+#[test]
+fn a_ticket_of_one_service_skips_no_check_of_another() {
+    if !has_tool("openssl", "openssl") {
+        return;
+    }
+    let pair = Pair::new(&["a.test", "b.test"]);
+    let keys = key_file(KEYS[0]);
+    let (folder, target) = (Folder::new("ticket-checks"), greeter());
+    let start = |more: &[&str]| {
+        let keys = ["--tls-ticket-key", keys.path(), "--tls-alpn", "http/1.1"];
+        Program::forward(target, &[&pair.arguments(), &keys[..], more].concat())
+    };
+    let lax = start(&["--tls-alpn", "h2"]);
+    let strict = start(&["--tls-min", "1.3", "--tls-unknown-name", "refuse"]);
+    let same = |version| ["-servername", "a.test", "-alpn", "h2", version];
+    let (a12, a13) = (same("-tls1_2"), same("-tls1_3"));
+    let x13 = ["-servername", "x.test", "-tls1_3"];
+    // A ticket of the lax service, and what the client then asks for. The lax service resumes it.
+    for (first, then, answer) in [
+        (
+            &a12[..],
+            &["-servername", "a.test", "-tls1_2"][..],
+            "SSL alert number 70\n",
+        ),
+        (&a12, &["-servername", "a.test"], "\nNew, TLSv1.3"),
+        (&x13, &x13, "SSL alert number 112\n"),
+        (&a13, &["-servername", "b.test", "-tls1_3"], "\nNew, TLSv1.3"),
+        (&a13, &["-tls1_3", "-noservername"], "\nNew, TLSv1.3"),
+        (&a13, &a13, "SSL alert number 120\n"),
+        (
+            &a13,
+            &["-servername", "a.test", "-alpn", "h2,http/1.1"],
+            "\nALPN protocol: http/1.1",
+        ),
+        (&a13, &["-servername", "a.test", "-tls1_3"], "\nReused, TLSv1.3"),
+    ] {
+        s_client(&folder, &lax, &[first, &["-sess_out", "session"]].concat());
+        let resumed = s_client(&folder, &lax, &[first, &["-sess_in", "session"]].concat());
+        assert!(resumed.contains("\nReused, TLSv1."), "{first:?}: {resumed}");
+        let said = s_client(&folder, &strict, &[then, &["-sess_in", "session"]].concat());
+        assert!(said.contains(answer), "{then:?}: {said}");
+        assert_eq!(
+            said.contains("served\n"),
+            !answer.starts_with("SSL alert"),
+            "{then:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn services_for_other_addresses_share_no_sessions() {
+    let keys = key_file(KEYS[0]);
+    let [first, same, other] =
+        ["127.0.0.1", "127.0.0.1", "127.0.0.2"].map(|address| machine(&Pair::new(&[address]), &keys));
+    let clients = [TLS12, TLS13].map(|versions| Config::anything().versions(versions).name(None));
+    for (machine, expected) in [(&first, false), (&same, true), (&other, false)] {
+        assert_eq!(resume(machine.address, &clients), [expected; 2]);
+    }
 }
 
 #[test]
