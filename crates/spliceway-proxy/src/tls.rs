@@ -24,11 +24,13 @@ pub(crate) mod client_name;
 pub(crate) mod client_rule;
 pub(crate) mod connect_error;
 pub(crate) mod counts;
+mod crl;
 #[cfg_attr(not(feature = "tls"), path = "tls/no_crypto.rs")]
 mod crypto;
 mod failure;
 pub(crate) mod folder;
 pub(crate) mod inspect;
+mod issuers;
 pub(crate) mod names;
 mod pem;
 pub(crate) mod server;

@@ -247,6 +247,7 @@ fn with_tls(
     place: &Place,
 ) -> io::Result<String> {
     let [certificate, key] = tls::write_pair(&place.folder)?;
+    let authority = tls::write_authority(&place.folder)?;
     let users = place.folder.join("users");
     let (names, echo) = (servers.names, servers.echo);
     Ok(format!(
@@ -255,7 +256,8 @@ fn with_tls(
          [limits]\nnofile = {DESCRIPTORS_WITH_TLS}\nmax_conns_per_ip = {PER_ADDRESS}\n\
          [[service]]\nname = \"plain\"\nkind = \"mixed\"\nlisten = \"{address}\"\ndns = \"{names}\"\nauth_file = {users:?}\n\
          [[service]]\nname = \"tls\"\nkind = \"forward\"\nlisten = \"{tls}\"\nto = \"{echo}\"\n\
-         tls_cert = {certificate:?}\ntls_key = {key:?}\n"
+         tls_cert = {certificate:?}\ntls_key = {key:?}\n\
+         tls_client_ca = {authority:?}\ntls_client_verify = \"optional\"\n"
     ))
 }
 

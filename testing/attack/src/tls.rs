@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, ClientConnection, Resumption};
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -41,29 +41,44 @@ pub(crate) enum Attempt {
     TinyRecords,
     /// Sends to an echo server, and never reads.
     NeverReads,
+    /// Shows a certificate of no CA, with many others that all could be its issuers.
+    LongSearch,
 }
 
 /// What the attackers know.
 pub(crate) struct Attackers {
     connector: TlsConnector,
+    /// Has a certificate.
+    searched: TlsConnector,
     /// The hello of a real client, in one record.
     hello: Vec<u8>,
 }
 
+/// The name of the CA whose certificates the service accepts.
+const AUTHORITY: &str = "CA";
+/// The certificates after a client's own. The message with all of them may have 64 KiB.
+const ISSUERS: usize = 120;
+
 impl Attackers {
     pub(crate) fn new() -> io::Result<Self> {
-        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
-        let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
-        let trusting = config.dangerous().with_custom_certificate_verifier(Arc::new(Trusting));
-        let mut config = trusting.with_no_client_auth();
+        let builder = || {
+            let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+            let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
+            let trusting = config.dangerous().with_custom_certificate_verifier(Arc::new(Trusting));
+            Ok::<_, io::Error>(trusting)
+        };
+        let mut config = builder()?.with_no_client_auth();
         // Every handshake costs the server a signature.
         config.resumption = Resumption::disabled();
         let config = Arc::new(config);
+        let (chain, key) = searched_chain().map_err(io::Error::other)?;
+        let searched = builder()?.with_client_auth_cert(chain, key).map_err(io::Error::other)?;
         let mut hello = Vec::new();
         let client = ClientConnection::new(Arc::clone(&config), name());
         client.map_err(io::Error::other)?.write_tls(&mut hello)?;
         Ok(Self {
             connector: config.into(),
+            searched: Arc::new(searched).into(),
             hello,
         })
     }
@@ -84,6 +99,10 @@ impl Attackers {
             }
             Attempt::Hellos => stream.write_all(&self.odd(number)).await?,
             Attempt::Handshakes => return self.shake(stream).await.map(drop),
+            Attempt::LongSearch => {
+                let mut stream = self.searched.connect(name(), stream).await?;
+                return stream.read_to_end(&mut Vec::new()).await.map(drop);
+            }
             Attempt::KeyUpdates => return self.update_keys(stream, number % 2 == 1).await,
             Attempt::TinyRecords => return self.drip(stream).await,
             Attempt::NeverReads => {
@@ -179,6 +198,37 @@ fn long_hello() -> Vec<u8> {
     let mut hello = [&[CLIENT_HELLO], &length[1..], &body[..]].concat();
     hello.resize(RECORD_MAX_BYTES, 0);
     hello
+}
+
+/// Returns a chain in which each certificate could have issued each other, and so could the CA. Only
+/// the signatures tell that none has.
+fn searched_chain() -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), rcgen::Error> {
+    let key = rcgen::KeyPair::generate()?;
+    let issuer = rcgen::Issuer::new(authority(), rcgen::KeyPair::generate()?);
+    let own = rcgen::CertificateParams::new(["a.test".to_owned()])?.signed_by(&key, &issuer)?;
+    let mut chain = vec![own.der().clone()];
+    for _ in 0..ISSUERS {
+        chain.push(authority().self_signed(&rcgen::KeyPair::generate()?)?.der().clone());
+    }
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    Ok((chain, key.into()))
+}
+
+fn authority() -> rcgen::CertificateParams {
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(rcgen::DnType::CommonName, AUTHORITY);
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params
+}
+
+/// Writes the certificate of the CA whose certificates the service accepts.
+pub(crate) fn write_authority(folder: &Path) -> io::Result<PathBuf> {
+    let key = rcgen::KeyPair::generate().map_err(io::Error::other)?;
+    let certificate = authority().self_signed(&key).map_err(io::Error::other)?;
+    let file = folder.join("authority.pem");
+    fs::write(&file, certificate.pem())?;
+    Ok(file)
 }
 
 /// Writes a certificate and its key. RSA costs a server the most, and its clients the least.

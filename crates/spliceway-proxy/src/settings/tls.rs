@@ -37,6 +37,9 @@ pub(super) fn terminator(
         Fault::new(at, key, bad.to_string())
     })?;
     warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
+    let (key, at) = ("tls_client_ca", location(&service.tls_client_ca));
+    let doubts = terminator.doubts_about_cas().into_iter();
+    warnings.extend(doubts.map(|doubt| Fault::new(at, key, doubt)));
     Ok(Some(terminator))
 }
 

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
-use x509_cert::certificate::Rfc5280;
-use x509_cert::crl::CertificateList;
 use x509_cert::der::asn1::AnyRef;
 use x509_cert::der::{Decode, Tag, Tagged};
 
 pub(crate) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
+use super::issuers::NotAnIssuer;
 use super::pem;
 use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
@@ -30,8 +29,6 @@ const CHAIN_MAX_BYTES: usize = 60 << 10;
 pub(crate) const PAIRS_MAX: usize = 10_000;
 /// The longest answer of a responder. Usual ones have 0.5 to 4 KiB.
 const OCSP_MAX_BYTES: usize = 16 << 10;
-/// The longest file of revoked certificates that is read. It has room for a million of them.
-const CRL_MAX_BYTES: usize = 64 << 20;
 /// The permission of everybody to read a file.
 pub(super) const READ_BY_OTHERS: u32 = 0o004;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -87,6 +84,8 @@ pub(super) enum Why {
     Version1(usize),
     /// The certificate in this line is not valid.
     Certificate(usize, String),
+    /// The certificate in this line cannot be that of a CA.
+    NotCa(usize, NotAnIssuer),
     /// The list of revoked certificates in this line cannot be used.
     Crl(usize, String),
     /// The key in this line cannot be used.
@@ -206,37 +205,6 @@ fn is_ocsp_answer(answer: &[u8]) -> bool {
     })
 }
 
-/// The lists of revoked certificates in a file.
-pub(super) struct Crls {
-    /// At least one, each with the line in which it begins.
-    pub(super) lists: Vec<(usize, CertificateRevocationListDer<'static>)>,
-    /// When the first of them expires.
-    pub(super) expires: SystemTime,
-}
-
-/// Reads lists of revoked certificates.
-///
-/// # Errors
-/// Returns the fault of the file.
-pub(super) fn read_crl(path: &Path) -> Result<Crls, BadFile> {
-    read_lists(path).map_err(|why| BadFile::new(path, why))
-}
-
-fn read_lists(path: &Path) -> Result<Crls, Why> {
-    let (text, _) = read(path, CRL_MAX_BYTES)?;
-    let lists = pem::crls(&text).map_err(Why::Pem)?;
-    let next_update = |(line, list): &(usize, CertificateRevocationListDer<'_>)| {
-        let parsed = CertificateList::<Rfc5280>::from_der(list);
-        let parsed = parsed.map_err(|error| Why::Crl(*line, error.to_string()))?;
-        let next = parsed.tbs_cert_list.next_update;
-        let next = next.ok_or_else(|| Why::Crl(*line, "it has no time of the next update".to_owned()))?;
-        Ok(SystemTime::UNIX_EPOCH + next.to_unix_duration())
-    };
-    let times: Vec<_> = lists.iter().map(next_update).collect::<Result<_, _>>()?;
-    let expires = times.into_iter().min().unwrap_or(SystemTime::UNIX_EPOCH);
-    Ok(Crls { lists, expires })
-}
-
 /// Returns the key, and the line in which it begins.
 fn read_key(path: &Path) -> Result<(usize, PrivateKeyDer<'static>), Why> {
     let (text, mode) = read(path, FILE_MAX_BYTES)?;
@@ -299,6 +267,26 @@ impl BadFile {
             ),
         }
     }
+
+    /// Describes a key of another certificate.
+    fn fmt_other_key(&self, f: &mut Formatter<'_>, line: usize, certificate: &Path, own: Option<usize>) -> fmt::Result {
+        let (file, certificate) = (self.file.display(), certificate.display());
+        write!(
+            f,
+            "{file}:{line}: the private key does not belong to the first certificate in {certificate}: "
+        )?;
+        match own {
+            Some(own) => write!(
+                f,
+                "it belongs to the one in line {own}, which must come first, before its chain"
+            ),
+            None => write!(
+                f,
+                "expected the key for which `openssl pkey -pubout -in {file}` prints the same as `openssl x509 -pubkey \
+                 -noout -in {certificate}`"
+            ),
+        }
+    }
 }
 
 impl Display for BadFile {
@@ -338,6 +326,11 @@ impl Display for BadFile {
                 f,
                 "{file}:{line}: the certificate is damaged ({why}): copy the file again"
             ),
+            Why::NotCa(line, why) => write!(
+                f,
+                "{file}:{line}: the certificate cannot have issued others, because {why}: expected that of the CA. To \
+                 permit a single certificate, give its fingerprint as tls_client_allow"
+            ),
             Why::Crl(line, why) => write!(
                 f,
                 "{file}:{line}: the list of revoked certificates cannot be used ({why}): expected version 2 (RFC 5280), \
@@ -354,24 +347,7 @@ impl Display for BadFile {
                  {file}` writes one, and without the file none is sent",
                 OCSP_MAX_BYTES >> 10
             ),
-            Why::OtherKey { line, certificate, own } => {
-                let certificate = certificate.display();
-                write!(
-                    f,
-                    "{file}:{line}: the private key does not belong to the first certificate in {certificate}: "
-                )?;
-                match own {
-                    Some(own) => write!(
-                        f,
-                        "it belongs to the one in line {own}, which must come first, before its chain"
-                    ),
-                    None => write!(
-                        f,
-                        "expected the key for which `openssl pkey -pubout -in {file}` prints the same as `openssl x509 \
-                         -pubkey -noout -in {certificate}`"
-                    ),
-                }
-            }
+            Why::OtherKey { line, certificate, own } => self.fmt_other_key(f, *line, certificate, *own),
         }
     }
 }

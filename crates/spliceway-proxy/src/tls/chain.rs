@@ -58,6 +58,8 @@ pub(crate) struct Doubt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum What {
     Ended(SystemTime),
+    /// Unlike other certificates, that of a CA is good for ever (RFC 5280, section 6.1.1).
+    CaEnded(SystemTime),
     NotYet(SystemTime),
     EndsSoon(SystemTime),
     /// The certificate has not issued the one before it.
@@ -123,18 +125,10 @@ pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt>
         line: link.line,
         what,
     };
-    let mut doubts = Vec::new();
-    for link in chain {
-        let Validity { from, to } = link.valid;
-        let time = if to <= now {
-            Some(What::Ended(to))
-        } else if from > now {
-            Some(What::NotYet(from))
-        } else {
-            (to <= now + SOON).then_some(What::EndsSoon(to))
-        };
-        doubts.extend(time.map(|what| doubt(link, what)));
-    }
+    let mut doubts: Vec<_> = chain
+        .iter()
+        .filter_map(|link| doubt_about_time(file, link, now))
+        .collect();
     if let Some(own) = chain.first() {
         doubts.extend((!own.is_named).then(|| doubt(own, What::NoName)));
         doubts.extend((!own.is_for_servers).then(|| doubt(own, What::NotForServers)));
@@ -150,6 +144,35 @@ pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt>
         }
     }
     doubts
+}
+
+/// Returns what is doubtful about a CA that issues the certificates of clients.
+pub(super) fn doubt_about_ca(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> {
+    let doubt = doubt_about_time(file, link, now)?;
+    let what = match doubt.what {
+        What::Ended(to) => What::CaEnded(to),
+        what => what,
+    };
+    Some(Doubt { what, ..doubt })
+}
+
+/// Returns what is doubtful about the time in which a certificate is valid.
+fn doubt_about_time(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> {
+    let Validity { from, to } = link.valid;
+    let what = if to <= now {
+        What::Ended(to)
+    } else if from > now {
+        What::NotYet(from)
+    } else if to <= now + SOON {
+        What::EndsSoon(to)
+    } else {
+        return None;
+    };
+    Some(Doubt {
+        file: file.to_owned(),
+        line: link.line,
+        what,
+    })
 }
 
 /// Says when a certificate ends, if it has ended or does so soon.
@@ -179,6 +202,11 @@ impl Display for Doubt {
             What::Ended(time) => write!(
                 f,
                 "the certificate has ended at {}, and peers refuse it: renew it",
+                date(time)
+            ),
+            What::CaEnded(time) => write!(
+                f,
+                "the certificate of the CA has ended at {}, and what it has issued is accepted: renew or remove it",
                 date(time)
             ),
             What::NotYet(time) => write!(

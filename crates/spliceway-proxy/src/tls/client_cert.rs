@@ -8,16 +8,19 @@ use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 use tokio::task_local;
 use x509_cert::der::DateTime;
 
-use super::certificate::{self, BadFile, read_chain, read_crl};
+use super::certificate::{self, BadFile, read_chain};
+use super::chain::{Doubt, Link, doubt_about_ca};
 use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
+use super::crl::{newest, read_crls};
+use super::issuers::{Authority, Issuers, TooManyAlike};
 
 /// Which certificates a service accepts from its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +42,12 @@ pub(super) struct ClientVerifier {
     rules: Vec<ClientRule>,
     /// The digests of what was read from the files.
     contents: Vec<Fingerprint>,
-    /// When each list of revoked certificates expires.
+    /// When the first list of revoked certificates in each file expires.
     crls: Vec<(PathBuf, SystemTime)>,
+    /// Whether a CA restricts the names in certificates below it.
+    restricts_names: bool,
+    /// What is doubtful about the CAs.
+    doubts: Vec<Doubt>,
 }
 
 /// Why the certificate of a client is refused.
@@ -88,26 +95,37 @@ impl ClientVerifier {
     /// # Errors
     /// Returns the first fault of the files.
     pub(super) fn read(settings: &ClientCertSettings, provider: &Arc<CryptoProvider>) -> Result<Self, BadFile> {
-        let (mut roots, mut contents) = (RootCertStore::empty(), Vec::new());
+        let (mut roots, mut contents, mut doubts) = (RootCertStore::empty(), Vec::new(), Vec::new());
+        let mut restricts_names = false;
         for file in &settings.authorities {
-            for (line, authority) in read_chain(file)? {
-                contents.push(Fingerprint::of(&authority));
-                let added = roots.add(authority);
-                added.map_err(|error| BadFile::new(file, certificate::Why::Certificate(line, error.to_string())))?;
+            for (line, certificate) in read_chain(file)? {
+                let bad = |why| BadFile::new(file, why);
+                let damaged = |why| bad(certificate::Why::Certificate(line, why));
+                let link = Link::read(line, &certificate).map_err(damaged)?;
+                doubts.extend(doubt_about_ca(file, &link, SystemTime::now()));
+                let authority = Authority::read(&certificate);
+                let authority = authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
+                restricts_names |= authority.restricts_names;
+                contents.push(Fingerprint::of(&certificate));
+                roots.add(certificate).map_err(|error| damaged(error.to_string()))?;
             }
         }
         let roots = Arc::new(roots);
         let builder = || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
-        let (mut lists, mut crls) = (Vec::<CertificateRevocationListDer<'static>>::new(), Vec::new());
+        let mut all = Vec::new();
         for file in &settings.crls {
-            let read = read_crl(file)?;
-            for (line, list) in read.lists {
-                let checked = builder().with_crls([list.clone()]).build();
-                checked.map_err(|error| BadFile::new(file, certificate::Why::Crl(line, error.to_string())))?;
-                contents.push(Fingerprint::of(&CertificateDer::from(&*list)));
-                lists.push(list);
+            all.extend(read_crls(file)?);
+        }
+        let (mut lists, mut crls) = (Vec::new(), Vec::<(PathBuf, SystemTime)>::new());
+        for crl in newest(all) {
+            let checked = builder().with_crls([crl.list.clone()]).build();
+            checked.map_err(|error| BadFile::new(&crl.file, certificate::Why::Crl(crl.line, error.to_string())))?;
+            contents.push(Fingerprint::of(&CertificateDer::from(&*crl.list)));
+            lists.push(crl.list);
+            match crls.iter_mut().find(|(file, _)| *file == crl.file) {
+                Some((_, expires)) => *expires = crl.next_update.min(*expires),
+                None => crls.push((crl.file, crl.next_update)),
             }
-            crls.push((file.clone(), read.expires));
         }
         let mut builder = builder().with_crls(lists).enforce_revocation_expiration();
         if !settings.is_required {
@@ -118,6 +136,8 @@ impl ClientVerifier {
             rules: settings.rules.clone(),
             contents,
             crls,
+            restricts_names,
+            doubts,
         })
     }
 
@@ -126,9 +146,14 @@ impl ClientVerifier {
         self.contents == other.contents
     }
 
-    /// Returns when the list of revoked certificates in each file expires.
+    /// Returns when the first list of revoked certificates in each file expires.
     pub(super) fn crls(&self) -> &[(PathBuf, SystemTime)] {
         &self.crls
+    }
+
+    /// Returns what is doubtful about the CAs.
+    pub(super) fn doubts(&self) -> &[Doubt] {
+        &self.doubts
     }
 }
 
@@ -147,10 +172,17 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let (names, fingerprint) = (Names::of(certificate), Fingerprint::of(certificate));
+        let (mut names, fingerprint) = (Names::of(certificate), Fingerprint::of(certificate));
+        let issuers = Issuers::of(intermediates);
+        // Such a CA may issue certificates for some names, and the verifier does not look at the
+        // common name.
+        if self.restricts_names || issuers.as_ref().is_ok_and(|issuers| issuers.restrict_names) {
+            names.common_name = None;
+        }
         let shown = Box::new(ClientCert::new(&names, fingerprint));
         let _ = SHOWN.try_with(|cell| cell.replace(Some(shown)));
-        let verified = self.inner.verify_client_cert(certificate, intermediates, now)?;
+        let issuers = issuers?.certificates;
+        let verified = self.inner.verify_client_cert(certificate, &issuers, now)?;
         let is_permitted = |rule: &ClientRule| rule.permits(&names, &fingerprint);
         if self.rules.is_empty() || self.rules.iter().any(is_permitted) {
             Ok(verified)
@@ -243,6 +275,9 @@ impl Display for BadClientCert {
             // The verifier does not name its own errors.
             Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
                 f.write_str("the client's certificate is that of a CA: expected one without `CA:TRUE`")
+            }
+            Other(error) if error.0.is::<TooManyAlike>() => {
+                write!(f, "the client's chain cannot be used: {}", error.0)
             }
             error => write!(f, "the client's certificate cannot be used: {error}"),
         }

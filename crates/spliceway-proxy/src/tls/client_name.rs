@@ -30,7 +30,7 @@ pub(crate) struct ClientCert {
     pub(crate) fingerprint: Fingerprint,
 }
 
-/// All names of a certificate.
+/// The names of a certificate that can be used.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// DNS names and email addresses, in the order of the certificate.
@@ -47,7 +47,7 @@ pub(super) enum Name {
 }
 
 impl Names {
-    /// Returns the names of a certificate. One that cannot be parsed has none.
+    /// Returns the names of a certificate that can be used. One that cannot be parsed has none.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
         let mut names = Self::default();
         let Ok(parsed) = x509_cert::Certificate::from_der(certificate) else {
@@ -56,49 +56,72 @@ impl Names {
         let parsed = parsed.tbs_certificate();
         if let Ok(Some((_, alternatives))) = parsed.get_extension::<SubjectAltName>() {
             for name in alternatives.0 {
-                let hosts_and_emails = &mut names.hosts_and_emails;
                 match name {
-                    GeneralName::DnsName(name) => {
-                        hosts_and_emails.push(Name::Dns(name.as_str().to_ascii_lowercase().into()));
+                    GeneralName::DnsName(name) if is_host(name.as_str()) => {
+                        let name = name.as_str().to_ascii_lowercase();
+                        names.hosts_and_emails.push(Name::Dns(name.into()));
                     }
-                    GeneralName::Rfc822Name(name) => hosts_and_emails.push(Name::Email(name.as_str().into())),
-                    GeneralName::UniformResourceIdentifier(uri) => names.uris.push(uri.as_str().into()),
+                    GeneralName::Rfc822Name(name) if is_address(name.as_str()) => {
+                        names.hosts_and_emails.push(Name::Email(name.as_str().into()));
+                    }
+                    GeneralName::UniformResourceIdentifier(uri) if is_plain(uri.as_str()) => {
+                        names.uris.push(uri.as_str().into());
+                    }
                     _ => {}
                 }
             }
         }
-        let common_name = parsed.subject().common_name().ok().flatten();
-        names.common_name = common_name.map(|name| String::from(name).into());
+        let common_name = parsed.subject().common_name().ok().flatten().map(String::from);
+        names.common_name = common_name.filter(|name| is_usable(name)).map(Into::into);
         names
     }
 }
 
 impl ClientCert {
-    /// The client is known by the first DNS name or email address that can be used, then by its
-    /// common name, then by the first URI, and else by the fingerprint.
+    /// The client is known by its first DNS name or email address, then by its common name, then by
+    /// its first URI of at most 255 bytes, and else by the fingerprint.
     pub(super) fn new(names: &Names, fingerprint: Fingerprint) -> Self {
         let first = names.hosts_and_emails.iter().map(|name| match name {
             Name::Dns(name) | Name::Email(name) => name,
         });
-        let mut candidates = first.chain(&names.common_name).chain(&names.uris);
-        let name = candidates.find(|name| is_usable(name)).cloned();
+        let first_uri = names.uris.iter().find(|uri| is_usable(uri));
+        let name = first.chain(&names.common_name).chain(first_uri).next().cloned();
         Self {
             name: name.unwrap_or_else(|| fingerprint.to_string().into()),
-            common_name: names.common_name.clone().filter(|name| is_usable(name)),
+            common_name: names.common_name.clone(),
             fingerprint,
         }
     }
 }
 
+/// Returns whether a client can be known by this name.
+fn is_usable(name: &str) -> bool {
+    name.len() <= NAME_MAX_BYTES && is_plain(name)
+}
+
 /// Returns whether a name means the same in every log and table. It must also not look like the
 /// fingerprint of another certificate.
-fn is_usable(name: &str) -> bool {
+fn is_plain(name: &str) -> bool {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\'' | b'\\');
-    (1..=NAME_MAX_BYTES).contains(&name.len())
+    !name.is_empty()
         && name.as_bytes().iter().all(is_plain)
         && !name.starts_with(' ')
         && !name.ends_with(' ')
         && !name.starts_with(Fingerprint::PREFIX)
+}
+
+/// Returns whether this is the name of one host, which no wildcard is.
+fn is_host(name: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        !part.is_empty() && part.bytes().all(is_plain)
+    };
+    is_usable(name) && name.split('.').all(is_part)
+}
+
+fn is_address(name: &str) -> bool {
+    let parts = name.split_once('@');
+    is_usable(name) && parts.is_some_and(|(user, host)| !user.is_empty() && !host.is_empty() && !host.contains('@'))
 }
 
 impl Fingerprint {
@@ -187,7 +210,26 @@ mod tests {
             assert_eq!(known_as(Some(name), vec![]), "fingerprint", "{name:?}");
         }
         assert_eq!(known_as(Some(&longest), vec![]), longest);
-        assert_eq!(known_as(Some("cn"), vec![dns("a\0b.test"), dns("c.test")]), "c.test");
+        for host in [
+            "a\0b.test",
+            "*.b.test",
+            "a..b.test",
+            ".b.test",
+            "b.test.",
+            "a@b.test",
+            "a b.test",
+            "",
+        ] {
+            assert_eq!(
+                known_as(Some("cn"), vec![dns(host), dns("c.test")]),
+                "c.test",
+                "{host:?}"
+            );
+        }
+        for address in ["a@b@c.test", "@b.test", "a@", "a", "a\n@b.test"] {
+            assert_eq!(known_as(Some("cn"), vec![email(address)]), "cn", "{address:?}");
+        }
+        assert_eq!(known_as(None, vec![uri("spiffe://a/\nb")]), "fingerprint");
     }
 
     #[test]

@@ -268,7 +268,7 @@ impl Terminator {
         });
         if stale.is_none() {
             tracing::info!(service, "read the changed certificates");
-            for doubt in self.doubts() {
+            for doubt in self.doubts().into_iter().chain(self.doubts_about_cas()) {
                 tracing::warn!(service, "{doubt}");
             }
         }
@@ -322,6 +322,13 @@ impl Terminator {
             ));
         }
         shown
+    }
+
+    /// Returns what is doubtful about the CAs that issue the certificates of clients.
+    pub(crate) fn doubts_about_cas(&self) -> Vec<String> {
+        let clients = self.in_force.read().clients.clone();
+        let doubts = clients.iter().flat_map(|clients| clients.doubts());
+        doubts.map(ToString::to_string).take(DOUBTS_MAX).collect()
     }
 
     /// Returns the certificates that end first, each with its file. There are at most `max`.

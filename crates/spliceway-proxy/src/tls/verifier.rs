@@ -15,6 +15,8 @@ use x509_cert::Certificate;
 use x509_cert::der::{Decode, Encode};
 use x509_cert::name::Name;
 
+use super::issuers::Issuers;
+
 /// The longest tag and length before the content of a name.
 const HEAD_MAX_BYTES: usize = 4;
 
@@ -136,9 +138,10 @@ impl ServerCertVerifier for Verifier {
             Self::verify_named(end_entity, server_name, now)?;
             return Ok(ServerCertVerified::assertion());
         }
+        let issuers = Issuers::of(intermediates)?.certificates;
         let verified = self
             .chains
-            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+            .verify_server_cert(end_entity, &issuers, server_name, ocsp_response, now);
         verified.map_err(|error| {
             // An authority's certificate that a server uses as its own is one of the other errors.
             let is_chain = matches!(

@@ -1,6 +1,7 @@
 //! Clients with certificates.
 
 mod authority;
+mod chains;
 mod changed;
 mod header;
 mod users;

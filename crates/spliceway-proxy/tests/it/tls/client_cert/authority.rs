@@ -21,7 +21,12 @@ pub(crate) struct Issued {
 
 impl Authority {
     pub(crate) fn new(name: &str) -> Self {
-        let (params, key) = (Self::params(name), KeyPair::generate().unwrap());
+        Self::changed(name, |_| {})
+    }
+
+    /// Returns a CA after a change to its certificate.
+    pub(crate) fn changed(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let (params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
         let pem = params.self_signed(&key).unwrap().pem();
         Self {
             issuer: Issuer::new(params, key),
@@ -31,7 +36,12 @@ impl Authority {
 
     /// Returns a CA whose certificate this one has issued.
     pub(crate) fn intermediate(&self, name: &str) -> Self {
-        let (params, key) = (Self::params(name), KeyPair::generate().unwrap());
+        self.intermediate_changed(name, |_| {})
+    }
+
+    /// Returns such a CA after a change to its certificate.
+    pub(crate) fn intermediate_changed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let (params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
         let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
         Self {
             issuer: Issuer::new(params, key),
@@ -39,12 +49,13 @@ impl Authority {
         }
     }
 
-    fn params(name: &str) -> CertificateParams {
+    fn params(name: &str, change: impl FnOnce(&mut CertificateParams)) -> CertificateParams {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        change(&mut params);
         params
     }
 
@@ -81,6 +92,11 @@ impl Authority {
 
     /// Returns a list of revoked certificates that is valid until this year.
     pub(crate) fn revoke(&self, serials: &[u64], year: i32) -> String {
+        self.revoke_again(1, serials, year)
+    }
+
+    /// Returns such a list with this number.
+    pub(crate) fn revoke_again(&self, number: u64, serials: &[u64], year: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: (*serial).into(),
             revocation_time: date_time_ymd(2001, 1, 1),
@@ -90,7 +106,7 @@ impl Authority {
         let list = CertificateRevocationListParams {
             this_update: date_time_ymd(2000, 1, 1),
             next_update: date_time_ymd(year, 1, 1),
-            crl_number: SerialNumber::from(1),
+            crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
