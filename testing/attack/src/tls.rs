@@ -200,8 +200,8 @@ fn long_hello() -> Vec<u8> {
     hello
 }
 
-/// Returns a chain in which each certificate could have issued each other, and so could the CA. Only
-/// the signatures tell that none has.
+/// Returns a chain in which each certificate could have issued each other, and so could the CA.
+/// Only the signatures tell that none has.
 fn searched_chain() -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), rcgen::Error> {
     let key = rcgen::KeyPair::generate()?;
     let issuer = rcgen::Issuer::new(authority(), rcgen::KeyPair::generate()?);
