@@ -41,10 +41,8 @@ impl Args for ServiceArgs {
     fn augment_args(command: Command) -> Command {
         let kind = KindArg::from_str(command.get_name(), false).unwrap_or(KindArg::Forward);
         let mut keys: Vec<_> = keys().filter(|key| key.is_of(kind)).collect();
-        keys.sort_by_cached_key(|key| {
-            let mut flags = ORDER.split_whitespace();
-            flags.position(|flag| Some(flag) == key.long()).unwrap_or(usize::MAX)
-        });
+        let order: Vec<_> = ORDER.split_whitespace().map(Some).collect();
+        keys.sort_by_cached_key(|key| order.iter().position(|flag| *flag == key.long()).unwrap_or(usize::MAX));
         command.args(keys.into_iter().filter_map(|key| key.arg(kind)))
     }
 
