@@ -11,13 +11,6 @@ const LETS_ENCRYPT: &str = "https://acme-v02.api.letsencrypt.org/directory";
 
 /// Returns how the certificates for these names are issued.
 pub(super) fn settings(names: &List<AcmeName>, acme: &Acme, origin: &Origin) -> Result<AcmeSettings, Fault> {
-    if names.is_empty() {
-        return Err(Fault::new(
-            names.at(),
-            "acme",
-            "has no name: expected the name of a host",
-        ));
-    }
     if !acme.accept_terms() {
         let why = "needs accept_terms = true in the table [acme], or --acme-accept-terms: read the terms of service of \
                    the ACME server first";

@@ -123,7 +123,7 @@ fn location(list: &Option<List<File>>) -> Option<usize> {
 /// Returns which certificates the clients need, if they are asked for one.
 fn clients(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<Option<ClientCertSettings>, Fault> {
     let files = |list: &List<File>| list.iter().map(&path).collect();
-    let Some(authorities) = service.tls_client_ca.as_ref().filter(|files| !files.is_empty()) else {
+    let Some(authorities) = &service.tls_client_ca else {
         let given = [
             ("tls_client_verify", service.tls_client_verify.as_ref().map(Value::at)),
             ("tls_client_crl", service.tls_client_crl.as_ref().map(List::at)),
@@ -144,9 +144,8 @@ fn clients(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<
 
 /// Returns the file with the keys of tickets.
 fn ticket_keys(service: &Service, path: impl Fn(&Value<File>) -> PathBuf) -> Result<Option<PathBuf>, Fault> {
-    let has_client_certificates = service.tls_client_ca.as_ref().is_some_and(|files| !files.is_empty());
     match &service.tls_ticket_key {
-        Some(file) if has_client_certificates => {
+        Some(file) if service.tls_client_ca.is_some() => {
             let why = "contradicts --tls-client-ca: remove it, because clients with certificates get no tickets";
             Err(Fault::new(file.at(), "tls_ticket_key", why))
         }

@@ -18,6 +18,8 @@ pub(crate) trait Word: Sized + 'static {
     type Parsed: Clone + Send + Sync + 'static;
     /// How a file writes the value.
     const FORM: Form;
+    /// Whether a list must have a value. An empty one would turn a protection off.
+    const NEEDS_ONE: bool = false;
 
     /// # Errors
     /// Returns a message that describes the expected form.
@@ -253,15 +255,19 @@ impl<'de, W: Word> Deserialize<'de> for List<W> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<OneOrMany<W>>::deserialize(deserializer)?;
         let at = spanned.span().start;
-        match spanned.into_inner() {
-            OneOrMany::Many(values) => Ok(Self(values)),
+        let values: Vec<_> = match spanned.into_inner() {
+            OneOrMany::Many(values) => values,
             OneOrMany::One(text) => text
                 .split_whitespace()
                 .map(|text| text.parse::<Value<W>>().map(|value| Value { at: Some(at), ..value }))
                 .collect::<Result<_, _>>()
-                .map(Self)
-                .map_err(D::Error::custom),
+                .map_err(D::Error::custom)?,
+        };
+        if values.is_empty() && W::NEEDS_ONE {
+            let why = "the list is empty: expected a value, or no such key";
+            return Err(D::Error::custom(why));
         }
+        Ok(Self(values))
     }
 }
 
