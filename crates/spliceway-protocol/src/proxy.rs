@@ -27,7 +27,7 @@ use proxy_header::{ParseConfig, ProxiedAddress, ProxyHeader};
 
 use super::Refused;
 use crate::address::canonical;
-pub use tls::Tls;
+pub use tls::{Tls, without_tls};
 
 /// The first bytes of a version 1 header. A version 2 header starts with [`SIGNATURE`].
 const PREFIX: &[u8] = b"PROXY ";

@@ -12,6 +12,8 @@ const TLV_SSL: u8 = 0x20;
 const SSL_VERSION: u8 = 0x21;
 const SSL_CN: u8 = 0x22;
 const SSL_CIPHER: u8 = 0x23;
+/// The last of the types within SSL. Some are newer than this list.
+const SSL_LAST: u8 = 0x2f;
 /// The client speaks TLS.
 const CLIENT_SSL: u8 = 0x01;
 /// The client has shown a certificate on this connection.
@@ -43,12 +45,7 @@ impl Tls<'_> {
     /// # Panics
     /// Panics if one of the facts has more than 65535 bytes.
     pub fn after(&self, tlvs: &[u8]) -> Vec<u8> {
-        let mut all = Vec::new();
-        for (kind, value) in each(tlvs).map_while(|tlv| tlv) {
-            if !matches!(kind, TLV_ALPN | TLV_AUTHORITY | TLV_SSL) {
-                add(&mut all, kind, value);
-            }
-        }
+        let mut all = without_tls(tlvs);
         if let Some(protocol) = self.alpn {
             add(&mut all, TLV_ALPN, protocol.as_bytes());
         }
@@ -74,6 +71,17 @@ impl Tls<'_> {
         add(&mut ssl, SSL_CIPHER, self.cipher.as_bytes());
         ssl
     }
+}
+
+/// Returns the TLVs of another header, without what it states about TLS.
+pub fn without_tls(tlvs: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::new();
+    for (kind, value) in each(tlvs).map_while(|tlv| tlv) {
+        if !matches!(kind, TLV_ALPN | TLV_AUTHORITY | TLV_SSL..=SSL_LAST) {
+            add(&mut kept, kind, value);
+        }
+    }
+    kept
 }
 
 fn add(tlvs: &mut Vec<u8>, kind: u8, value: &[u8]) {
@@ -124,7 +132,8 @@ mod tests {
             server_name: Some("mine"),
             ..Tls::default()
         };
-        let before = b"\x02\0\x05their\xea\0\x01x\x20\0\x05\x01\0\0\0\0\x01\0\x02h2";
+        let before = b"\x02\0\x05their\xea\0\x01x\x22\0\x01r\x2f\0\x01r\x20\0\x05\x01\0\0\0\0\x01\0\x02h2";
+        assert_eq!(without_tls(before), b"\xea\0\x01x");
         assert_eq!(
             tls.after(before),
             b"\xea\0\x01x\x02\0\x04mine\x20\0\x0d\x01\0\0\0\x01\x21\0\x01V\x23\0\x01C"

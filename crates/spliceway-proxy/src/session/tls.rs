@@ -57,8 +57,11 @@ impl Admitted {
             is_truncated,
         };
         let mut addresses = self.addresses;
-        if guard.service().send_proxy == Some(proxy::Version::V2Tls) {
-            addresses.tlvs = facts.tlvs(&addresses.tlvs);
+        // What a balancer has stated is about TLS that ends there, and not here.
+        match guard.service().send_proxy {
+            Some(proxy::Version::V2Tls) => addresses.tlvs = facts.tlvs(&addresses.tlvs),
+            Some(proxy::Version::V2) => addresses.tlvs = proxy::without_tls(&addresses.tlvs),
+            Some(proxy::Version::V1) | None => {}
         }
         guard.set_tls(facts);
         Ok(Self {

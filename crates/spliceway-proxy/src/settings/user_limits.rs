@@ -56,6 +56,13 @@ pub(super) fn user_limits(
             let problem = format!("no service has the user {user}, so this table has no effect");
             warnings.push(Fault::new(at, "name", problem));
         }
+        if !are_all_known && !known.contains(&user) && is_host_in_upper_case(&user) {
+            let problem = format!(
+                "the name of a host in a certificate becomes {}, so {user} can only be a common name",
+                user.to_ascii_lowercase()
+            );
+            warnings.push(Fault::new(at, "name", problem));
+        }
         let limits = UserLimits {
             max_conns: or(&table.max_conns, every.max_conns),
             rate_in: or(&table.rate_in, every.rate_in),
@@ -65,6 +72,12 @@ pub(super) fn user_limits(
         named.insert(user, limits);
     }
     Ok(AllLimits { every, named })
+}
+
+/// Returns whether this looks like the name of a host, and differs from it in lower case.
+fn is_host_in_upper_case(user: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    user.contains('.') && user.bytes().all(is_part) && user.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 fn quotas(list: &Option<List<UserQuota>>, origin: &Origin) -> Result<Option<Quotas>, Fault> {

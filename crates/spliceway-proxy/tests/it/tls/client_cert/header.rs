@@ -76,27 +76,24 @@ fn the_target_learns_version_cipher_names_and_certificate() {
 }
 
 #[test]
-fn facts_of_a_balancer_about_tls_further_away_are_replaced() {
+fn facts_of_a_balancer_about_tls_further_away_do_not_reach_the_target() {
     let setting = Setting::new();
     let (listener, target) = listen();
-    let more = [
-        "--send-proxy",
-        "v2-tls",
-        "--accept-proxy",
-        "v2",
-        "--proxy-from",
-        "127.0.0.1",
-    ];
-    let program = Program::forward(target, &setting.arguments(&more));
-    let mut socket = program.connect();
-    let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x1a\xc0\0\x02\x07\xc0\0\x02\x08\x04\xd2\x01\xbb".to_vec();
-    header.extend(b"\x02\0\x05their\xea\0\x03own");
-    std::io::Write::write_all(&mut socket, &header).unwrap();
-    let _client = Client::over(socket, &setting.config(&setting.authority.host("b.test", 1))).unwrap();
-    let header = super::header::header(&listener);
-    let kinds: Vec<_> = header.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, [2, SSL, 0xea]);
-    assert_eq!(header[0], text(2, "a.test"));
+    let accepting = ["--accept-proxy", "v2", "--proxy-from", "127.0.0.1"];
+    let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x28\xc0\0\x02\x07\xc0\0\x02\x08\x04\xd2\x01\xbb";
+    let facts = b"\x02\0\x05their\x22\0\x04root\x20\0\x05\x07\0\0\0\0";
+    let sent = [&v2[..], facts, b"\xea\0\x02my"].concat();
+    for (version, expected) in [("v2-tls", &[2, SSL, 0xea][..]), ("v2", &[0xea])] {
+        let more = [&accepting[..], &["--send-proxy", version]].concat();
+        let program = Program::forward(target, &setting.arguments(&more));
+        let mut socket = program.connect();
+        std::io::Write::write_all(&mut socket, &sent).unwrap();
+        let _client = Client::over(socket, &setting.config(&setting.authority.host("b.test", 1))).unwrap();
+        let header = super::header::header(&listener);
+        let kinds: Vec<_> = header.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, expected, "{version}");
+        assert!(!header.contains(&text(2, "their")));
+    }
 }
 
 /// Another program, which ends with the test.

@@ -39,10 +39,14 @@ fn limits_and_target_rules_of_a_user_apply_to_the_name_in_the_certificate() {
     let file = TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:0\"\n\
          tls_cert = \"{certificate}\"\ntls_key = \"{key}\"\ntls_client_ca = \"{}\"\n\
-         [[user]]\nname = \"ann.test\"\nmax_conns = 1\n[[user]]\nname = \"bob.test\"\nto_deny = \"*\"\n",
+         [[user]]\nname = \"ann.test\"\nmax_conns = 1\n[[user]]\nname = \"bob.test\"\nto_deny = \"*\"\n\
+         [[user]]\nname = \"Zoe.test\"\nto_deny = \"*\"\n",
         setting.file.path()
     ));
     let mut program = Program::run(&file);
+    let warning = "the name of a host in a certificate becomes zoe.test, so Zoe.test can only be a common name";
+    assert_eq!(program.lines_with(warning), 1);
+    assert_eq!(program.lines_with("becomes"), 1);
     let connect = |name| Client::connect(&program, &setting.config(&setting.authority.host(name, 1))).unwrap();
     let (mut first, mut second, mut other) = (connect("ANN.test"), connect("ann.test"), connect("bob.test"));
     let mut free = connect("eve.test");
