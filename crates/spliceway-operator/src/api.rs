@@ -91,7 +91,7 @@ pub struct TlsStatus {
     pub file: String,
     pub expires: String,
     pub expires_in_seconds: i64,
-    /// The changed files that cannot be used, so that the old certificates stay in force.
+    /// The changed files that cannot be used, so that the previous TLS files stay in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stale: Option<StaleStatus>,
     /// The names for which ACME issues certificates. Those whose last try failed come first.

@@ -26,7 +26,7 @@ pub(crate) fn lines(text: &mut String, tls: &TlsStatus) -> fmt::Result {
     if let Some(stale) = &tls.stale {
         writeln!(
             text,
-            "  TLS: the old certificates stay in force since {}: {}",
+            "  TLS: the previous TLS files stay in force since {}: {}",
             stale.since, stale.why
         )?;
     }
@@ -140,8 +140,7 @@ mod tests {
             since: "2026-11-26T13:00:00Z".to_owned(),
             why: "/etc/web.key has no private key".to_owned(),
         });
-        let line =
-            "\n  TLS: the old certificates stay in force since 2026-11-26T13:00:00Z: /etc/web.key has no private key\n";
+        let line = "\n  TLS: the previous TLS files stay in force since 2026-11-26T13:00:00Z: /etc/web.key has no private key\n";
         assert!(shown(&service).ends_with(line));
     }
 

@@ -80,7 +80,7 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
     ("tls_certificates", "Certificates that a service has for its clients"),
     (
         "tls_certificates_stale",
-        "1 if the old certificates stay in force, because the changed files cannot be used",
+        "1 if the previous TLS files stay in force, because the changed files cannot be used",
     ),
     (
         "tls_crl_expires_seconds",

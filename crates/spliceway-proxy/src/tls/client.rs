@@ -174,7 +174,7 @@ impl Originator {
                     tracing::info!(service, "read the changed certificates for targets");
                 }
                 Some(Err(bad)) => {
-                    tracing::error!(service, "the old certificates for targets stay in force: {bad}");
+                    tracing::error!(service, "the previous TLS files for targets stay in force: {bad}");
                 }
             }
         }

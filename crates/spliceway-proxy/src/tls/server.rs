@@ -67,7 +67,7 @@ pub(crate) struct Terminator {
     stale: Mutex<Option<Stale>>,
 }
 
-/// The old certificates stay in force.
+/// The previous TLS files stay in force.
 #[derive(Debug, Clone)]
 pub(crate) struct Stale {
     pub(crate) since: SystemTime,
@@ -215,7 +215,7 @@ impl Terminator {
     /// Reads the certificates again. Handshakes that have begun keep the old ones.
     ///
     /// # Errors
-    /// Returns the first fault of the files. The old certificates then stay in force.
+    /// Returns the first fault of the files. The previous TLS files then stay in force.
     fn reload(&self) -> Result<(), BadFile> {
         let new = read(&self.settings, &self.provider, &self.tickets)?;
         *self.in_force.write() = new;
@@ -229,7 +229,7 @@ impl Terminator {
             let terminator = Arc::clone(&self);
             // A thousand pairs take a blocking thread for a moment, and no worker.
             if let Err(error) = spawn_blocking(move || terminator.look(service)).await {
-                tracing::error!(service, "the old certificates stay in force: {error}");
+                tracing::error!(service, "the previous TLS files stay in force: {error}");
             }
         }
     }
@@ -260,7 +260,7 @@ impl Terminator {
         }
         self.counts.reloaded(fault.is_none());
         *stale = fault.map(|why| {
-            tracing::error!(service, "the old certificates stay in force: {why}");
+            tracing::error!(service, "the previous TLS files stay in force: {why}");
             Stale {
                 since: stale.as_ref().map_or_else(SystemTime::now, |stale| stale.since),
                 why: why.into(),
@@ -274,7 +274,7 @@ impl Terminator {
         }
     }
 
-    /// Returns since when the old certificates stay in force, although the files have changed.
+    /// Returns since when the previous TLS files stay in force, although the files have changed.
     pub(crate) fn stale(&self) -> Option<Stale> {
         self.stale.lock().clone()
     }

@@ -206,7 +206,8 @@ fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, n
         }
         Err(why) => tracing::error!(
             service,
-            "acme: no new certificate for {name}: {why}. An old one stays in force. The next try is at {next}"
+            "acme: no new certificate for {name}: {why}. The next try is at {next}. An old certificate, if there is \
+             one, stays in force"
         ),
     }
 }

@@ -389,7 +389,7 @@ fn a_changed_file_is_read_within_ten_seconds() {
     let _client = program.connect();
     server.accept();
     ca.write("broken");
-    let line = program.line("the old certificates for targets stay in force");
+    let line = program.line("the previous TLS files for targets stay in force");
     assert!(line.contains(ca.path()), "{line}");
     let _client = program.connect();
     server.accept();

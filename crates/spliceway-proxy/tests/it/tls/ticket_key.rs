@@ -223,7 +223,7 @@ fn a_changed_file_is_read_and_a_broken_one_leaves_the_old_keys() {
     let (address, clients) = (program.address, clients());
     assert_eq!(resume(address, &clients), [false; 2]);
     keys.write("broken\n");
-    let line = program.line("the old certificates stay in force");
+    let line = program.line("the previous TLS files stay in force");
     let place = format!("{}:1: the ", keys.path());
     assert!(line.contains(&place), "{line}");
     assert_eq!(program.sum("spliceway_tls_certificates_stale", &[]), 1);
