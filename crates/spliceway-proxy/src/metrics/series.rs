@@ -77,6 +77,10 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
         "tls_certificate_expires_seconds",
         "Time at which a certificate ends, in seconds since 1970; of the certificates that end first",
     ),
+    (
+        "tls_certificate_lifetime_seconds",
+        "Time for which a certificate is valid in all; of the certificates that end first",
+    ),
     ("tls_certificates", "Certificates that a service has for its clients"),
     (
         "tls_certificates_stale",
@@ -257,6 +261,8 @@ impl Now {
                 let expires = valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let labels = [service, ("file", &*file)];
                 gauges.add("tls_certificate_expires_seconds", &labels, expires.as_secs());
+                let lifetime = valid.to.duration_since(valid.from).unwrap_or_default();
+                gauges.add("tls_certificate_lifetime_seconds", &labels, lifetime.as_secs());
             }
             for (file, expires) in terminator.crls() {
                 let expires = expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -15,8 +15,11 @@ use x509_cert::name::Name;
 
 use crate::kit::clock;
 
-/// A certificate that ends within this time is a warning, as in the alerts.
+/// A certificate that ends within this time is a warning, as in the alerts, unless its life is
+/// short.
 const SOON: Duration = Duration::from_secs(14 * DAY);
+/// Less than this part of the life is a warning. ACME renews when a third is left.
+const LAST_PART: u32 = 5;
 const DAY: u64 = 86_400;
 /// The purposes of a certificate (RFC 5280, section 4.2.1.12).
 const SERVER_AUTH: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1");
@@ -45,6 +48,14 @@ pub(super) struct Link {
 pub(crate) struct Validity {
     pub(crate) from: SystemTime,
     pub(crate) to: SystemTime,
+}
+
+impl Validity {
+    /// Returns the time before the end in which a renewal is late.
+    fn last_part(&self) -> Duration {
+        let life = self.to.duration_since(self.from).unwrap_or_default();
+        SOON.min(life / LAST_PART)
+    }
 }
 
 /// Something that clients may refuse.
@@ -163,7 +174,7 @@ fn doubt_about_time(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> 
         What::Ended(to)
     } else if from > now {
         What::NotYet(from)
-    } else if to <= now + SOON {
+    } else if to <= now + link.valid.last_part() {
         What::EndsSoon(to)
     } else {
         return None;
@@ -179,7 +190,7 @@ fn doubt_about_time(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> 
 pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
     let to = link.valid.to;
     let verb = if to <= now { "has ended" } else { "ends" };
-    (to <= now + SOON).then(|| format!("{verb} at {}", clock::rfc3339_seconds(to)))
+    (to <= now + link.valid.last_part()).then(|| format!("{verb} at {}", clock::rfc3339_seconds(to)))
 }
 
 impl Doubt {
@@ -354,17 +365,25 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_ends_in_two_weeks_is_soon() {
+    fn a_certificate_ends_soon_in_two_weeks_or_in_its_last_fifth() {
         let key = KeyPair::generate().unwrap();
-        let pem = params("own", &["a.test"]).self_signed(&key).unwrap();
-        let link = Link::read(1, pem.der()).unwrap();
-        let end = link.valid.to;
-        let chain = [link];
-        for (before, count) in [(15, 0), (14, 1), (1, 1)] {
-            let found = super::doubts(Path::new("a"), &chain, end - Duration::from_secs(before * DAY));
-            assert_eq!(found.len(), count);
-            assert!(found.iter().all(|doubt| !doubt.is_fatal()));
+        // 15 days, and 2000 years.
+        for (to, counts) in [
+            (date_time_ymd(2000, 1, 16), [(4, 0), (3, 1), (1, 1)]),
+            (date_time_ymd(4000, 1, 1), [(15, 0), (14, 1), (1, 1)]),
+        ] {
+            let mut params = params("own", &["a.test"]);
+            (params.not_before, params.not_after) = (date_time_ymd(2000, 1, 1), to);
+            let pem = params.self_signed(&key).unwrap();
+            let link = Link::read(1, pem.der()).unwrap();
+            let end = link.valid.to;
+            let chain = [link];
+            for (before, count) in counts {
+                let found = super::doubts(Path::new("a"), &chain, end - Duration::from_secs(before * DAY));
+                assert_eq!(found.len(), count, "{before}");
+                assert!(found.iter().all(|doubt| !doubt.is_fatal()));
+            }
+            assert!(super::doubts(Path::new("a"), &chain, end)[0].is_fatal());
         }
-        assert!(super::doubts(Path::new("a"), &chain, end)[0].is_fatal());
     }
 }
