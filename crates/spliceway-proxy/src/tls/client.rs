@@ -25,6 +25,7 @@ use tokio_rustls::client::TlsStream;
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::connect_error::ConnectError;
 use super::crypto::provider;
+use super::issuers::{Authority, NotAnIssuer};
 use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 
@@ -334,6 +335,10 @@ pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> 
     };
     let named = read_chain(file).map_err(Unusable::File)?;
     for (line, certificate) in &named {
+        // A server's own certificate is trusted, and what it has issued is not.
+        if let Err(NotAnIssuer::NotCa | NotAnIssuer::OtherKeyUsage) = Authority::read(certificate) {
+            continue;
+        }
         let added = roots.add(certificate.clone());
         added.map_err(|error| Unusable::Authority(file.into(), *line, error.to_string()))?;
     }

@@ -76,7 +76,9 @@ impl BadCertificate {
             Self::NotValidYet(_) => TlsFailure::NotYetValid,
             Self::WrongName(..) => TlsFailure::WrongName,
             Self::Untrusted(Untrusted::SelfSigned) => TlsFailure::SelfSigned,
-            Self::Untrusted(Untrusted::UnknownAuthority(_) | Untrusted::OtherKey(_)) => TlsFailure::UnknownIssuer,
+            Self::Untrusted(Untrusted::UnknownAuthority(_) | Untrusted::OtherKey(_) | Untrusted::NotAnAuthority(_)) => {
+                TlsFailure::UnknownIssuer
+            }
             Self::Untrusted(Untrusted::MissingIssuer(_)) => TlsFailure::MissingIssuer,
             Self::Other(_) => TlsFailure::Certificate,
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rustls::pki_types::CertificateDer;
 use rustls::{CertificateError, Error, OtherError};
 use x509_cert::Certificate;
+use x509_cert::certificate::Version;
 use x509_cert::der::{Decode, Encode};
 use x509_cert::ext::pkix::{BasicConstraints, KeyUsage, NameConstraints};
 
@@ -47,7 +48,9 @@ impl Authority {
         let parsed = Certificate::from_der(certificate).map_err(damaged)?;
         let parsed = parsed.tbs_certificate();
         let constraints = parsed.get_extension::<BasicConstraints>().map_err(damaged)?;
-        if !constraints.is_some_and(|(_, constraints)| constraints.ca) {
+        // The first version has no constraints. As in OpenSSL, a self-signed one is that of a CA.
+        let is_old_root = parsed.version() == Version::V1 && parsed.subject() == parsed.issuer();
+        if !is_old_root && !constraints.is_some_and(|(_, constraints)| constraints.ca) {
             return Err(NotAnIssuer::NotCa);
         }
         let usage = parsed.get_extension::<KeyUsage>().map_err(damaged)?;

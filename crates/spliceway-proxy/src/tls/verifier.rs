@@ -23,7 +23,9 @@ const HEAD_MAX_BYTES: usize = 4;
 /// Verifies chains, names and times.
 #[derive(Debug)]
 pub(super) struct Verifier {
-    chains: Arc<WebPkiServerVerifier>,
+    /// `None` if the operator's file has no authority.
+    chains: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
     /// The certificates of the operator's file. One of them may be that of the server itself.
     named: Vec<CertificateDer<'static>>,
     /// The names of the authorities, in DER.
@@ -40,10 +42,12 @@ pub(crate) enum Untrusted {
     OtherKey(Box<str>),
     /// The server has sent no certificate of this authority, which is not a trusted one.
     MissingIssuer(Box<str>),
+    /// The operator's file has a certificate of this issuer, and it is not that of an authority.
+    NotAnAuthority(Box<str>),
 }
 
 impl Verifier {
-    /// Trusts these authorities, at least one. `named` are those that the operator's file has.
+    /// Trusts these authorities. `named` are the certificates that the operator's file has.
     pub(super) fn new(
         roots: RootCertStore,
         named: Vec<CertificateDer<'static>>,
@@ -51,9 +55,12 @@ impl Verifier {
     ) -> Result<Self, String> {
         // An anchor has the content of the name, without its tag and its length.
         let authorities = roots.roots.iter().map(|root| root.subject.to_vec()).collect();
+        let has_roots = !roots.is_empty();
         let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+        let chains = has_roots.then(|| builder.build()).transpose();
         Ok(Self {
-            chains: builder.build().map_err(|error| error.to_string())?,
+            chains: chains.map_err(|error| error.to_string())?,
+            provider: Arc::clone(provider),
             named,
             authorities,
         })
@@ -102,6 +109,13 @@ impl Verifier {
             let Some((subject, next)) = sent.iter().find(|(subject, _)| *subject == issuer) else {
                 return Some(if self.has_authority(&issuer) {
                     Untrusted::OtherKey(shown(&issuer))
+                } else if self
+                    .named
+                    .iter()
+                    .filter_map(names)
+                    .any(|(subject, _)| subject == issuer)
+                {
+                    Untrusted::NotAnAuthority(shown(&issuer))
                 } else {
                     Untrusted::MissingIssuer(shown(&issuer))
                 });
@@ -139,9 +153,10 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         let issuers = Issuers::of(intermediates)?.certificates;
-        let verified = self
-            .chains
-            .verify_server_cert(end_entity, &issuers, server_name, ocsp_response, now);
+        let verified = match &self.chains {
+            Some(chains) => chains.verify_server_cert(end_entity, &issuers, server_name, ocsp_response, now),
+            None => Err(CertificateError::UnknownIssuer.into()),
+        };
         verified.map_err(|error| {
             // An authority's certificate that a server uses as its own is one of the other errors.
             let is_chain = matches!(
@@ -161,7 +176,12 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls12_signature(message, certificate, signature)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -170,11 +190,16 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls13_signature(message, certificate, signature)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chains.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -240,6 +265,11 @@ impl Display for Untrusted {
             Self::OtherKey(name) => write!(
                 f,
                 "the trusted authority {name:?} has another key: give its new certificate as target_tls_ca, too"
+            ),
+            Self::NotAnAuthority(name) => write!(
+                f,
+                "the certificate of {name:?} in target_tls_ca is that of a server and not of an authority: expected one \
+                 with CA:TRUE, and keyCertSign if it has a keyUsage"
             ),
             Self::MissingIssuer(name) => write!(
                 f,

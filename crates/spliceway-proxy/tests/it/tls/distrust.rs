@@ -110,6 +110,24 @@ fn a_whole_chain_and_a_certificate_in_the_file_are_trusted() {
 }
 
 #[test]
+fn what_a_server_in_the_file_has_issued_is_not_trusted() {
+    let server = Authority::server(&["127.0.0.1"]);
+    for file in [
+        server.file_text(),
+        server.file_text() + &Authority::new("Test CA").file_text(),
+    ] {
+        assert_refused(
+            &server.issue(&["127.0.0.1"]),
+            &TextFile::new(&file),
+            &[
+                "end=connect_failed:tls_unknown_issuer",
+                "is that of a server and not of an authority",
+            ],
+        );
+    }
+}
+
+#[test]
 fn a_trusted_certificate_in_the_file_needs_its_name_and_its_time() {
     let other = Issued::self_signed(&["a.test"]);
     assert_refused(

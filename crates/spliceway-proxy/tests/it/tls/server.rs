@@ -39,6 +39,13 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(of_authority(name), KeyPair::generate().unwrap()).unwrap())
     }
 
+    /// Returns a server that issues certificates, although it is no authority.
+    pub(crate) fn server(names: &[&str]) -> Self {
+        let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        params.is_ca = IsCa::ExplicitNoCa;
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
     /// Returns an authority that this one vouches for.
     pub(crate) fn intermediate(&self, name: &str) -> Self {
         Self(CertifiedIssuer::signed_by(of_authority(name), KeyPair::generate().unwrap(), &self.0).unwrap())
