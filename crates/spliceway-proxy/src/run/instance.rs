@@ -24,6 +24,7 @@ use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
 use crate::run::startup::CannotRun;
 use crate::session::Process;
+use crate::settings::config::Config;
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};
@@ -39,6 +40,9 @@ pub(super) struct Instance {
     acceptor: Acceptor,
     /// The settings in force, and the service of each of their services. `None` before the start.
     running: Option<(Settings, Vec<Built>)>,
+    /// What the operator had written at the start. A key that needs a restart keeps this value,
+    /// whatever the files say later.
+    started_with: Option<Config>,
     open: Vec<OpenAddress>,
     accepting: JoinSet<()>,
 }
@@ -92,6 +96,7 @@ impl Instance {
             acceptor: Acceptor::new(Arc::clone(&process), alive),
             process,
             running: None,
+            started_with: None,
             open: Vec::new(),
             accepting: JoinSet::new(),
         }
@@ -224,8 +229,10 @@ impl Instance {
             let is_here = |name| settings.services.iter().any(|service| service.name == name);
             let names = before.services.iter().map(|service| service.name);
             changes.removed = names.filter(|name| !is_here(*name)).collect();
-            changes.needs_restart = settings.written.fixed_differences(&before.written);
             changes.has_other_users_limits = settings.users != before.users;
+        }
+        if let Some(started_with) = &self.started_with {
+            changes.needs_restart = settings.written.fixed_differences(started_with);
         }
         changes
     }
@@ -260,6 +267,7 @@ impl Instance {
         built.iter().for_each(Built::put_in_force);
         self.assign(addresses, &built);
         built.iter().for_each(|built| built.begin(&self.process.health));
+        self.started_with.get_or_insert_with(|| settings.written.clone());
         self.running = Some((settings, built));
         changes
     }

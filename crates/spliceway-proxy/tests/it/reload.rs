@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use crate::admin::Socket;
 use crate::clients::ip_request;
+use crate::handover::upgrade;
 use crate::harness::{
     PATIENCE, Program, TextFile, accept, address_in, connect, echo, is_closed, let_pass, listen, pattern, read_exactly,
     with_patience,
@@ -123,6 +124,28 @@ fn settings_that_need_a_restart_are_named() {
         "{line}"
     );
     assert_eq!(program.sum("spliceway_connections_max", &[]), 5);
+}
+
+#[test]
+fn a_restart_stays_needed_until_the_file_is_what_runs() {
+    let (_listener, target) = listen();
+    let before = file(&[forward("a", target, "")]);
+    let config = TextFile::new(&before);
+    let mut program = Program::run(&config);
+    config.write(&format!("[engine]\nworkers = 7\n{before}"));
+    for _ in 0..2 {
+        let line = program.reload();
+        assert!(line.ends_with("reloaded: needs a restart for engine.workers"), "{line}");
+    }
+    config.write(&before);
+    let line = program.reload();
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
+    // A new process runs with the file as it is.
+    config.write(&format!("[engine]\nworkers = 7\n{before}"));
+    let process = upgrade(&mut program, None);
+    process.signal(Signal::HUP);
+    let line = program.line("reloaded: ");
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
 }
 
 /// Returns the message of RFC 1929.
