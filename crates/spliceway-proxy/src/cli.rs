@@ -18,6 +18,7 @@ use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
 
+use crate::run::lifetime;
 use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Source, settle, tls_files};
 use action::Action;
@@ -38,7 +39,7 @@ enum Refused {
 /// Reads the command line. The process ends here after `--help` (code 0) and after bad usage (code
 /// 2).
 pub(crate) fn parse() -> Action {
-    let mut matches = Cli::command().get_matches();
+    let mut matches = Cli::command().try_get_matches().unwrap_or_else(|wrong| end(&wrong));
     let subcommand = matches.subcommand_name().map(str::to_owned);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());
     let wrong = match cli.action() {
@@ -54,6 +55,14 @@ pub(crate) fn parse() -> Action {
         .unwrap_or(command)
         .error(clap::error::ErrorKind::ValueValidation, wrong)
         .exit()
+}
+
+/// Prints the help, or what is wrong with a command line, and ends the process.
+fn end(wrong: &clap::Error) -> ! {
+    if wrong.use_stderr() && lifetime::refuse_upgrade(&wrong.to_string()) {
+        std::process::exit(lifetime::USAGE.into());
+    }
+    wrong.exit()
 }
 
 const EXAMPLES: &str = "\
@@ -154,6 +163,10 @@ Examples:
   spliceway top                                of the service of this machine
   spliceway top --admin unix:/tmp/a.sock";
 
+const REOPEN_EXAMPLES: &str = "Examples:
+  spliceway reopen                             in `postrotate` of logrotate
+  spliceway reopen --admin unix:/tmp/a.sock";
+
 const STATUS_EXAMPLES: &str = "\
 Examples:
   spliceway status                             of the service of this machine
@@ -173,7 +186,8 @@ Signals:
               rules. Without a configuration file, HUP stops the program if
               its terminal is gone, and is ignored if it was ignored at the
               start (nohup)
-  USR1        open the file of --access-log again, after a rename
+  USR1        open the file of --access-log again, after a rename, as
+              `spliceway reopen` does
   USR2        start the program again, and hand listeners and sessions over
 
 Exit codes:
@@ -302,6 +316,9 @@ enum Command {
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },
+    /// Let a running program open the file of its access log again, after a rename
+    #[command(after_help = REOPEN_EXAMPLES)]
+    Reopen(SocketArgs),
     /// Let a running program hand over to a new process. The exit code is 0 if it has
     Upgrade(SocketArgs),
     /// Watch the sessions of a running program, and end them
@@ -362,6 +379,7 @@ impl Cli {
                 socket.operate(operator::Command::Reload { end_sessions })
             }
             Some(Command::Users { socket, reset }) => socket.operate(operator::Command::Users { reset }),
+            Some(Command::Reopen(socket)) => socket.operate(operator::Command::Reopen),
             Some(Command::Upgrade(socket)) => socket.operate(operator::Command::Upgrade),
             Some(Command::Top(socket)) => socket.operate(operator::Command::Top),
             Some(Command::Status { socket, json }) => socket.operate(operator::Command::Status { json }),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{self, DoctorCommand};
+use tracing::Level;
 
 use super::{doctor_tls, hash_password};
 use crate::kit::limits;
@@ -44,7 +45,7 @@ impl Action {
             Self::Refuse(problem) => lifetime::refuse(&problem),
             Self::HashPassword => hash_password::run(),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
-                log::announce(&format_args!("spliceway: {error}"));
+                log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
                 ExitCode::FAILURE
             }),
             Self::DoctorTls(json, services) => ended(doctor_tls::run(json, services)),

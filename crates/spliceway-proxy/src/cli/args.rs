@@ -19,7 +19,7 @@ const ORDER: &str = "
     bind-source bind-interface mark connect-timeout idle-timeout half-close-timeout max-session
     drain-timeout max-conns max-conns-per-ip max-dials-per-ip rate-in rate-out nofile splice
     pipe-size spin workers metrics status-page status-host admin log-level log-format
-    access-log record-interval
+    access-log access-log-format record-interval
 ";
 
 /// What the flags of a service say.

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use spliceway_protocol::address::ListenAddress;
+use tracing::Level;
 
 use crate::log::announce;
 use crate::monitor::admin::Admin;
@@ -77,7 +78,7 @@ async fn serve(
         let listener = Arc::new(listener);
         offered.listeners.push(Arc::clone(&listener));
         let described = listener.describe();
-        announce(&format_args!("{name} listening on {described}"));
+        announce(Level::INFO, &format_args!("{name} listening on {described}"));
         let guard = process.health.guard(&format!("the {name} listener on {described}"));
         let serving = http_server::serve(listener, Arc::clone(&answers), Arc::clone(process));
         tokio::spawn(async move {

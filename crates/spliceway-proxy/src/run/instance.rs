@@ -13,8 +13,10 @@ mod sockets;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use spliceway_operator::text::count;
 use spliceway_protocol::address::ListenAddress;
 use tokio::task::JoinSet;
+use tracing::Level;
 
 use crate::kit::alive::{Alive, MaybeAlive};
 use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
@@ -289,7 +291,8 @@ impl Instance {
                 }
                 Listeners::New(bound) => {
                     for bound in &bound {
-                        announce(&format_args!("{} listening on {}", to.service.name, bound.describe()));
+                        let line = format_args!("{} listening on {}", to.service.name, bound.describe());
+                        announce(Level::INFO, &line);
                     }
                     let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
                     self.open.push(opened);
@@ -304,7 +307,8 @@ impl Instance {
         let shares = Descriptors::divide(self.process.descriptors, sockets);
         let most = shares.sessions();
         if most < FEW_SESSIONS {
-            tracing::warn!("only {most} sessions fit into the limit on descriptors (--nofile): {shares}");
+            let room = count(most, "session");
+            tracing::warn!("the limit on descriptors (--nofile) leaves room for only {room}: {shares}");
         } else {
             tracing::debug!("{shares}");
         }

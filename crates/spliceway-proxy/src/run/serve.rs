@@ -69,7 +69,7 @@ pub(super) async fn run(
         tracing::info!("asked to stop before it serves");
         return Ok(process);
     };
-    // A process that takes over does both later, at its commit.
+    // A process that takes over does this later, at its commit.
     if !takes_over {
         created::keep();
         manager
@@ -206,7 +206,13 @@ async fn stop(
         handover.request_stop().await;
     }
     instance.close().await;
-    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
+    // A `Duration` shows no time as "0ns".
+    let shown = if limit.is_zero() {
+        "0s".to_owned()
+    } else {
+        format!("{limit:?}")
+    };
+    tracing::info!(limit = %shown, "draining: no new clients are accepted, sessions may finish");
     // An upgrade that was given up has used some of the time.
     let left = limit.saturating_sub(end.at.elapsed());
     let drained = finish(drain, left, overview, signals, manager);
@@ -267,9 +273,9 @@ async fn tell_progress(overview: &Overview, manager: &Manager) -> Infallible {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (count, oldest) = overview.process.sessions.survey().await;
+        let (left, oldest) = overview.process.sessions.survey().await;
         let Some(oldest) = oldest else { continue };
-        let (sessions, longest) = (drain::sessions(count), text::time(oldest.elapsed()));
+        let (sessions, longest) = (text::count(left, "session"), text::time(oldest.elapsed()));
         let text = format!("draining: {sessions}, longest {longest}");
         tracing::info!("{text}");
         manager.tell(Message::Stopping(&text)).await;

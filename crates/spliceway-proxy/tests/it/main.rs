@@ -60,6 +60,8 @@ mod rates;
 mod reload;
 // Services that a reload removes.
 mod renamed;
+// The access log is opened again, also while one process hands over to another.
+mod rotation;
 // System calls of a session.
 mod session_cost;
 mod slow;

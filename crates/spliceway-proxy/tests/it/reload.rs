@@ -330,7 +330,7 @@ fn a_reload_of_the_admin_socket_says_what_it_did_and_ends_sessions() {
     for (client, target) in &mut sessions {
         exchange(client, target, 3);
     }
-    let said = "reloaded: nothing has changed; ended 1 sessions\n";
+    let said = "reloaded: nothing has changed; ended 1 session\n";
     assert_eq!(reload(&["--end-sessions"]), (Some(0), said.to_owned()));
     assert!(is_closed(&mut sessions[0].0), "the session of ann");
     let (client, target) = &mut sessions[1];
