@@ -7,7 +7,7 @@ use spliceway_operator::text::count;
 use tracing::Level;
 
 use crate::kit::health::Health;
-use crate::kit::{created, limits};
+use crate::kit::{created, limits, pid_file};
 use crate::log;
 use crate::run::handover::Successor;
 use crate::run::serve;
@@ -44,6 +44,7 @@ pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
             let ended = run(settings, source, successor, &health);
             // The program has written its files for the last time.
             created::remove();
+            pid_file::remove();
             match ended {
                 Ok(0) => ExitCode::SUCCESS,
                 Ok(_) => ExitCode::from(CUT),

@@ -11,8 +11,8 @@ use spliceway_operator::text;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::gate::Gate;
-use crate::kit::created;
 use crate::kit::health::{Health, State};
+use crate::kit::{created, pid_file};
 use crate::log;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;
@@ -72,6 +72,7 @@ pub(super) async fn run(
     // A process that takes over does this later, at its commit.
     if !takes_over {
         created::keep();
+        pid_file::publish();
         manager
             .tell(Message::Ready(&drain::serving(process.metrics.open())))
             .await;
@@ -163,9 +164,19 @@ async fn open(
     control: Control,
 ) -> Result<(Plan, Vec<Offered>), CannotRun> {
     load_accounts(&settings, &overview.process, takes_over).await?;
+    prepare_pid_file(&settings).await?;
     let plan = instance.plan(settings).await?;
     let monitors = servers::start(plan.settings(), overview, control).await?;
     Ok((plan, monitors))
+}
+
+/// Writes the pid file beside its place. The file may be on a slow disk.
+async fn prepare_pid_file(settings: &Settings) -> io::Result<()> {
+    let Some(path) = settings.pid_file.clone() else {
+        return Ok(());
+    };
+    let prepared = tokio::task::spawn_blocking(move || pid_file::prepare(&path)).await;
+    prepared.map_err(io::Error::other)?
 }
 
 /// Starts the tasks that end sessions at a quota, and after the longest time.

@@ -124,6 +124,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
+        pid_file: admin.pid_file.as_ref().map(|file| path(file, origin)),
         acme_http: acme::listener(acme, origin)?,
         warnings: Vec::new(),
     })

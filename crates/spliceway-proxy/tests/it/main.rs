@@ -51,6 +51,8 @@ mod names;
 mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
 mod monitoring;
+// The file with the number of the process that serves.
+mod pid_file;
 mod policy;
 mod proxy_header;
 // What users have used of their quotas, and the file that keeps it.

@@ -15,6 +15,7 @@ use super::new_process::{ANSWER, NewProcess, START};
 use super::sessions::{self, Tally};
 use super::state::ServiceState;
 use super::trouble::{Stopped, Trouble};
+use crate::kit::pid_file;
 use crate::log;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
@@ -104,6 +105,7 @@ impl Upgrade {
         process.gate.set(false);
         handover.accept(overview).await?;
         SocketFile::leave_all();
+        pid_file::leave();
         log::follow_renames();
         give_up.check()?;
         self.manager.hand_over(handover.new.pid()).await;

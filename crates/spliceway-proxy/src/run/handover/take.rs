@@ -17,8 +17,8 @@ use super::owner::{Answer, Taker};
 use super::state::ServiceState;
 use super::{LONG_MAX_BYTES, VARIABLE};
 use crate::kit::alive::MaybeAlive;
-use crate::kit::created;
 use crate::kit::harmless::reason;
+use crate::kit::{created, pid_file};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
@@ -286,6 +286,7 @@ impl Commit<'_> {
         self.process.adopted.commit();
         self.process.gate.set(true);
         created::keep();
+        pid_file::publish();
         log::follow_renames();
         self.manager.speak();
         let status = drain::serving(self.process.metrics.open());
