@@ -18,7 +18,6 @@ use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
 
-use crate::run::lifetime;
 use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Source, settle, tls_files};
 use action::Action;
@@ -36,12 +35,17 @@ enum Refused {
     Files(String),
 }
 
-/// Reads the command line. The process ends here after `--help` (code 0) and after bad usage (code
-/// 2).
+/// Reads the command line.
 pub(crate) fn parse() -> Action {
-    let mut matches = Cli::command().try_get_matches().unwrap_or_else(|wrong| end(&wrong));
+    let mut matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(wrong) => return Action::Usage(wrong),
+    };
     let subcommand = matches.subcommand_name().map(str::to_owned);
-    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());
+    let cli = match Cli::from_arg_matches_mut(&mut matches) {
+        Ok(cli) => cli,
+        Err(wrong) => return Action::Usage(wrong.format(&mut Cli::command())),
+    };
     let wrong = match cli.action() {
         Ok(action) => return action,
         Err(Refused::Files(problem)) => return Action::Refuse(problem),
@@ -51,18 +55,8 @@ pub(crate) fn parse() -> Action {
     command.build();
     // The error shows the usage of the subcommand that was typed.
     let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-    subcommand
-        .unwrap_or(command)
-        .error(clap::error::ErrorKind::ValueValidation, wrong)
-        .exit()
-}
-
-/// Prints the help, or what is wrong with a command line, and ends the process.
-fn end(wrong: &clap::Error) -> ! {
-    if wrong.use_stderr() && lifetime::refuse_upgrade(&wrong.to_string()) {
-        std::process::exit(lifetime::USAGE.into());
-    }
-    wrong.exit()
+    let mut command = subcommand.unwrap_or(command);
+    Action::Usage(command.error(clap::error::ErrorKind::ValueValidation, wrong))
 }
 
 const EXAMPLES: &str = "\
