@@ -12,9 +12,11 @@ mod sockets;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use spliceway_operator::text::count;
 use spliceway_protocol::address::ListenAddress;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::Level;
 
@@ -45,6 +47,8 @@ pub(super) struct Instance {
     /// What the operator had written at the start. A key that needs a restart keeps this value,
     /// whatever the files say later.
     started_with: Option<Config>,
+    /// The time between two records of an open session.
+    record_interval: watch::Sender<Option<Duration>>,
     open: Vec<OpenAddress>,
     accepting: JoinSet<()>,
 }
@@ -99,6 +103,7 @@ impl Instance {
             process,
             running: None,
             started_with: None,
+            record_interval: watch::Sender::default(),
             open: Vec::new(),
             accepting: JoinSet::new(),
         }
@@ -263,6 +268,10 @@ impl Instance {
         {
             log::set_level(settings.log.level);
         }
+        self.record_interval.send_if_modified(|interval| {
+            let before = std::mem::replace(interval, settings.record_interval);
+            before != settings.record_interval
+        });
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&addresses));
         self.process.accounts.set(&settings.users);
@@ -385,6 +394,11 @@ impl Instance {
     /// Returns a token for sessions of another process, which may arrive until the drain has ended.
     pub(super) fn maybe_alive(&self) -> MaybeAlive {
         self.acceptor.maybe_alive()
+    }
+
+    /// Returns the time between two records of an open session, as it is and as it changes.
+    pub(super) fn record_interval(&self) -> watch::Receiver<Option<Duration>> {
+        self.record_interval.subscribe()
     }
 
     /// Returns the settings in force.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway_operator::text;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::gate::Gate;
@@ -24,7 +25,7 @@ use crate::run::instance::{Instance, Plan};
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
 use crate::run::startup::CannotRun;
-use crate::session::Process;
+use crate::session::{self, Process};
 use crate::settings::{Settings, Source};
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
@@ -144,6 +145,7 @@ async fn begin(
     };
     instance.commit(plan);
     end_sessions_in_time(&process);
+    record_open_sessions(&process, instance.record_interval());
     overview.serve(instance.served());
     if let Some(old) = old {
         let old = old.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
@@ -189,6 +191,15 @@ fn end_sessions_in_time(process: &Process) {
     process.health.spawn("the task that keeps quotas", keeping);
     let expiring = Arc::clone(&process.sessions).expire();
     process.health.spawn("the task that ends long sessions", expiring);
+}
+
+/// Starts the task that writes records of open sessions. It also writes them during a drain.
+fn record_open_sessions(process: &Process, interval: watch::Receiver<Option<Duration>>) {
+    let sessions = Arc::clone(&process.sessions);
+    let recording = async move { session::write_open(&sessions, interval).await };
+    process
+        .health
+        .spawn("the task that writes records of open sessions", recording);
 }
 
 /// Reads what users have used of their quotas. The file may be on a slow disk.

@@ -148,6 +148,21 @@ fn a_restart_stays_needed_until_the_file_is_what_runs() {
     assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
 }
 
+#[test]
+fn a_reload_changes_how_often_open_sessions_are_recorded() {
+    let (listener, target) = listen();
+    let before = file(&[forward("a", target, "")]);
+    let config = TextFile::new(&before);
+    let mut program = Program::run(&config);
+    let (mut client, mut server) = (program.connect(), accept(&listener));
+    exchange(&mut client, &mut server, 1);
+    config.write(&format!("[log]\nrecord_interval = \"1s\"\n{before}"));
+    let line = program.reload();
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
+    let record = program.line("end=\"open\"");
+    assert!(record.contains(" bytes_up=1000 bytes_down=1000 "), "{record}");
+}
+
 /// Returns the message of RFC 1929.
 fn credentials(name: &str, password: &str) -> Vec<u8> {
     let mut message = vec![1, name.len() as u8];

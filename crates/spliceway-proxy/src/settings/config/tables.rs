@@ -138,7 +138,7 @@ tables! {
         access_format: Value<Choice<LogFormatArg>>, fixed
             => MONITORING.named("access-log-format").takes("FORMAT").rare().requires("access-log");
         /// Write a record of each open session about once in this time, with `end=open`; 0 = off
-        record_interval: Value<RecordTime> = "0", fixed => MONITORING.takes("TIME").rare();
+        record_interval: Value<RecordTime> = "0" => MONITORING.takes("TIME").rare();
     }
 
     Timeouts("timeouts", "a table [timeouts]") {
