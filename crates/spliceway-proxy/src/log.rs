@@ -56,7 +56,7 @@ pub(crate) struct LogSettings {
     pub(crate) format: Format,
     /// Where the records of sessions go.
     pub(crate) access: AccessLog,
-    /// The format of records in a place of their own.
+    /// The format of records. Among the lines of the log, it is that of the log.
     pub(crate) access_format: Format,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct LogSettings {
 /// # Errors
 /// Returns an error if the access log cannot be opened, or if the system cannot create a thread.
 pub(crate) fn start(settings: &LogSettings, health: &Health) -> io::Result<Flush> {
-    access::start(settings, health)?;
+    access::start(&settings.access, settings.access_format, health)?;
     let guard = health.guard("the thread that writes the log");
     thread::Builder::new()
         .name("spliceway-log".into())

@@ -16,7 +16,6 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Level;
 
-use super::LogSettings;
 use super::line::{Format, Line};
 use super::queue::{Destination, Lines, Report};
 use super::stderr::{LOG, STARTED, write};
@@ -70,8 +69,8 @@ enum Route {
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, or if the system cannot create a thread.
-pub(super) fn start(settings: &LogSettings, health: &Health) -> io::Result<()> {
-    let route = match &settings.access {
+pub(super) fn start(access: &AccessLog, format: Format, health: &Health) -> io::Result<()> {
+    let route = match access {
         AccessLog::Stderr => Route::Log,
         AccessLog::Off => Route::Nowhere,
         AccessLog::Stdout => {
@@ -88,10 +87,6 @@ pub(super) fn start(settings: &LogSettings, health: &Health) -> io::Result<()> {
             write_on_thread(Output::new(name, Target::File(open)), health)?;
             Route::Own { is_file: true }
         }
-    };
-    let format = match route {
-        Route::Log => settings.format,
-        Route::Own { .. } | Route::Nowhere => settings.access_format,
     };
     let _ = ACCESS.set(Access { route, format });
     Ok(())

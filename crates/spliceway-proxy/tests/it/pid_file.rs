@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::handover::upgrade;
-use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, let_pass};
+use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, let_pass, refusing};
 
 fn names(folder: &Folder) -> Vec<String> {
     let entries = fs::read_dir(&folder.0).unwrap();
@@ -54,11 +54,11 @@ fn the_file_names_the_process_that_serves_and_its_owner_removes_it() {
 #[test]
 fn a_refused_upgrade_and_a_file_of_others_stay_as_they_are() {
     let folder = Folder::new("pid-file-of-others");
-    let path = folder.0.join("spliceway.pid");
+    let (path, target) = (folder.0.join("spliceway.pid"), refusing());
     let config = |rest: &str| {
         format!(
             "[admin]\nmetrics = \"127.0.0.1:0\"\npid_file = \"{}\"\n\
-             [[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:9\"\n{rest}",
+             [[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n{rest}",
             path.display()
         )
     };
@@ -70,7 +70,7 @@ fn a_refused_upgrade_and_a_file_of_others_stay_as_they_are() {
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = busy.local_addr().unwrap();
     file.write(&config(&format!(
-        "[[service]]\nname = \"b\"\nkind = \"forward\"\nlisten = \"{at}\"\nto = \"127.0.0.1:9\"\n"
+        "[[service]]\nname = \"b\"\nkind = \"forward\"\nlisten = \"{at}\"\nto = \"{target}\"\n"
     )));
     program.signal(Signal::USR2);
     program.line("the upgrade failed");

@@ -207,8 +207,8 @@ tables! {
         /// Name by which browsers may reach the status page, besides `localhost` and addresses. May
         /// be repeated
         status_host: List<Host>, fixed => MONITORING.takes("NAME").rare().requires("status-page");
-        /// File for the number of the process that serves. An upgrade replaces it, and the end of the
-        /// program removes it
+        /// File for the number of the process that serves. An upgrade replaces it, and the end of
+        /// the program removes it
         pid_file: Value<File>, fixed => MONITORING.takes("FILE").rare();
         /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
         /// `unix:PATH[,mode=0600]` or `unix:@NAME`
