@@ -1,5 +1,5 @@
-//! The commands that talk to a running `spliceway`: `status`, `top`, `users`, `reload` and
-//! `upgrade`. They speak HTTP and JSON with its admin socket.
+//! The commands that talk to a running `spliceway`: `status`, `top`, `users`, `reload`,
+//! `reopen` and `upgrade`. They speak HTTP and JSON with its admin socket.
 //!
 //! The crate knows nothing of the server. Its caller parses the command line, and prints errors.
 #![forbid(unsafe_code)]
@@ -37,6 +37,8 @@ pub enum Command {
         /// End the sessions of users that are removed.
         end_sessions: bool,
     },
+    /// Let the program open the file of its access log again.
+    Reopen,
     /// Let the program hand over to a new process.
     Upgrade,
     /// Show a live view until the operator quits.
@@ -59,6 +61,7 @@ pub fn run(socket: &Path, command: &Command) -> Result<ExitCode, Error> {
         Command::Users { reset: None } => Ok(print(&runtime.block_on(users::list(socket))?)),
         Command::Users { reset: Some(user) } => Ok(print(&runtime.block_on(users::reset(socket, user))?)),
         Command::Reload { end_sessions } => Ok(print(&runtime.block_on(orders::reload(socket, *end_sessions))?)),
+        Command::Reopen => Ok(print(&runtime.block_on(orders::reopen(socket))?)),
         Command::Upgrade => runtime.block_on(orders::upgrade(socket)).map(|()| ExitCode::SUCCESS),
         Command::Top => top::run(runtime, socket).map(|()| ExitCode::SUCCESS),
     }

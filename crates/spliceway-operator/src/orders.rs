@@ -1,4 +1,4 @@
-//! The commands `spliceway reload` and `spliceway upgrade`.
+//! The commands `spliceway reload`, `spliceway reopen` and `spliceway upgrade`.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,6 +8,7 @@ use hyper::Method;
 
 use crate::api::Status;
 use crate::client::{self, Error};
+use crate::text::count;
 
 /// The time limit for a reload. A name to listen on may have to be looked up.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(30);
@@ -25,15 +26,27 @@ pub(crate) async fn reload(socket: &Path, end_sessions: bool) -> Result<String, 
     Ok(done + "\n")
 }
 
+/// Lets the program open the file of its access log again, and returns which one that is.
+pub(crate) async fn reopen(socket: &Path) -> Result<String, Error> {
+    let done = client::order(socket, Method::POST, "/v1/reopen", client::PATIENCE).await?;
+    Ok(done
+        + "
+")
+}
+
 /// Lets the program hand over to a new process, and prints each step.
 pub(crate) async fn upgrade(socket: &Path) -> Result<(), Error> {
     let before: Status = client::get(socket, "/v1/status").await?;
     let (pid, active) = (before.pid.unwrap_or_default(), before.sessions.active);
-    say(&format!("process {pid} hands over {active} sessions"));
+    say(&format!("process {pid} hands over {}", count(active, "session")));
     say(&client::order(socket, Method::POST, "/v1/upgrade", UPGRADE_PATIENCE).await?);
     let after: Status = client::get(socket, "/v1/status").await?;
     let (pid, active) = (after.pid.unwrap_or_default(), after.sessions.active);
-    say(&format!("process {pid} is {}, with {active} sessions", after.state));
+    say(&format!(
+        "process {pid} is {}, with {}",
+        after.state,
+        count(active, "session")
+    ));
     Ok(())
 }
 

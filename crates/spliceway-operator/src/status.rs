@@ -8,7 +8,7 @@ use hyper::Method;
 
 use crate::api::{Rates, ServiceStatus, Status};
 use crate::client::{self, Error, PATIENCE};
-use crate::text::{bytes, is_harmful, percent, time};
+use crate::text::{bytes, count, is_harmful, percent, time};
 use crate::tls;
 use crate::users;
 
@@ -78,8 +78,9 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     writeln!(text, "fallbacks  {}", fallbacks(status))?;
     writeln!(
         text,
-        "log        level {}, {} lines dropped",
-        status.log.level, status.log.lines_dropped
+        "log        level {}, {} dropped",
+        status.log.level,
+        count(status.log.lines_dropped, "line")
     )?;
     if status.quotas_are_saved == Some(false) {
         writeln!(text, "quotas     the quota file cannot be written: see the log")?;
@@ -141,7 +142,7 @@ fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
     }
     match service.waiting {
         0 => Ok(()),
-        waiting => writeln!(text, "  {waiting} clients wait for a backend"),
+        waiting => writeln!(text, "  waiting for a backend: {}", count(waiting, "client")),
     }
 }
 

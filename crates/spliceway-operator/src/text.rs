@@ -15,6 +15,14 @@ pub fn time(time: Duration) -> String {
     }
 }
 
+/// Returns a number of things in words: `1 session`, `2 sessions`.
+pub fn count(count: impl TryInto<u64>, one: &str) -> String {
+    // A number that does not fit is not 1.
+    let count = count.try_into().unwrap_or(u64::MAX);
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
+}
+
 /// Returns a number of bytes with three digits and a unit.
 pub(crate) fn bytes(bytes: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -63,6 +71,14 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        assert_eq!(
+            [0, 1, 2].map(|number| count(number, "session")),
+            ["0 sessions", "1 session", "2 sessions"]
+        );
+    }
 
     #[test]
     fn numbers_are_rounded_for_people() {

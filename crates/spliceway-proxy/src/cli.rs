@@ -35,12 +35,17 @@ enum Refused {
     Files(String),
 }
 
-/// Reads the command line. The process ends here after `--help` (code 0) and after bad usage (code
-/// 2).
+/// Reads the command line.
 pub(crate) fn parse() -> Action {
-    let mut matches = Cli::command().get_matches();
+    let mut matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(wrong) => return Action::Usage(wrong),
+    };
     let subcommand = matches.subcommand_name().map(str::to_owned);
-    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());
+    let cli = match Cli::from_arg_matches_mut(&mut matches) {
+        Ok(cli) => cli,
+        Err(wrong) => return Action::Usage(wrong.format(&mut Cli::command())),
+    };
     let wrong = match cli.action() {
         Ok(action) => return action,
         Err(Refused::Files(problem)) => return Action::Refuse(problem),
@@ -50,10 +55,8 @@ pub(crate) fn parse() -> Action {
     command.build();
     // The error shows the usage of the subcommand that was typed.
     let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-    subcommand
-        .unwrap_or(command)
-        .error(clap::error::ErrorKind::ValueValidation, wrong)
-        .exit()
+    let mut command = subcommand.unwrap_or(command);
+    Action::Usage(command.error(clap::error::ErrorKind::ValueValidation, wrong))
 }
 
 const EXAMPLES: &str = "\
@@ -154,6 +157,10 @@ Examples:
   spliceway top                                of the service of this machine
   spliceway top --admin unix:/tmp/a.sock";
 
+const REOPEN_EXAMPLES: &str = "Examples:
+  spliceway reopen                             in `postrotate` of logrotate
+  spliceway reopen --admin unix:/tmp/a.sock";
+
 const STATUS_EXAMPLES: &str = "\
 Examples:
   spliceway status                             of the service of this machine
@@ -173,7 +180,8 @@ Signals:
               rules. Without a configuration file, HUP stops the program if
               its terminal is gone, and is ignored if it was ignored at the
               start (nohup)
-  USR1        open the file of --access-log again, after a rename
+  USR1        open the file of --access-log again, after a rename, as
+              `spliceway reopen` does
   USR2        start the program again, and hand listeners and sessions over
 
 Exit codes:
@@ -302,6 +310,9 @@ enum Command {
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },
+    /// Let a running program open the file of its access log again, after a rename
+    #[command(after_help = REOPEN_EXAMPLES)]
+    Reopen(SocketArgs),
     /// Let a running program hand over to a new process. The exit code is 0 if it has
     Upgrade(SocketArgs),
     /// Watch the sessions of a running program, and end them
@@ -362,6 +373,7 @@ impl Cli {
                 socket.operate(operator::Command::Reload { end_sessions })
             }
             Some(Command::Users { socket, reset }) => socket.operate(operator::Command::Users { reset }),
+            Some(Command::Reopen(socket)) => socket.operate(operator::Command::Reopen),
             Some(Command::Upgrade(socket)) => socket.operate(operator::Command::Upgrade),
             Some(Command::Top(socket)) => socket.operate(operator::Command::Top),
             Some(Command::Status { socket, json }) => socket.operate(operator::Command::Status { json }),

@@ -11,5 +11,6 @@ pub(crate) mod heap;
 pub(crate) mod limits;
 pub(crate) mod named_file;
 pub(crate) mod outcome;
+pub(crate) mod pid_file;
 pub(crate) mod refusal;
 pub(crate) mod tls_failure;

@@ -23,6 +23,7 @@ use std::time::Duration;
 use std::{panic, thread};
 
 use tokio::time::Instant;
+use tracing::Level;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Format as TextEvents;
 use tracing_subscriber::layer::SubscriberExt;
@@ -33,7 +34,7 @@ use crate::kit::health::Health;
 use line::{Clock, Events};
 use stderr::{LOG, LogWriter, Look, STARTED, Stderr};
 
-pub(crate) use access::{AccessLog, record, reopen_at_signal, reopens};
+pub(crate) use access::{AccessLog, follow_renames, record, reopen, reopen_at_signal, reopens};
 pub(crate) use line::{Format, Line};
 pub(crate) use stderr::announce;
 pub(crate) use throttle::LogThrottle;
@@ -55,6 +56,8 @@ pub(crate) struct LogSettings {
     pub(crate) format: Format,
     /// Where the records of sessions go.
     pub(crate) access: AccessLog,
+    /// The format of records. Among the lines of the log, it is that of the log.
+    pub(crate) access_format: Format,
 }
 
 /// Starts the threads of both logs. From then on, the log thread writes every line of the process,
@@ -63,7 +66,7 @@ pub(crate) struct LogSettings {
 /// # Errors
 /// Returns an error if the access log cannot be opened, or if the system cannot create a thread.
 pub(crate) fn start(settings: &LogSettings, health: &Health) -> io::Result<Flush> {
-    access::start(&settings.access, settings.format, health)?;
+    access::start(&settings.access, settings.access_format, health)?;
     let guard = health.guard("the thread that writes the log");
     thread::Builder::new()
         .name("spliceway-log".into())
@@ -94,10 +97,10 @@ pub(crate) fn start(settings: &LogSettings, health: &Health) -> io::Result<Flush
     panic::set_hook(Box::new(move |panic| {
         let thread = thread::current();
         let thread = thread.name().unwrap_or("?");
-        announce(&format_args!("spliceway: the thread {thread} {panic}"));
+        announce(Level::ERROR, &format_args!("spliceway: the thread {thread} {panic}"));
         let trace = std::backtrace::Backtrace::capture();
         if trace.status() == std::backtrace::BacktraceStatus::Captured {
-            announce(&trace);
+            announce(Level::ERROR, &trace);
         }
         health.panics(thread);
     }));

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{self, DoctorCommand};
+use tracing::Level;
 
 use super::{doctor_tls, hash_password};
 use crate::kit::limits;
@@ -22,6 +23,8 @@ pub(crate) enum Action {
     Print(String),
     /// Write these files, each with its name, into this directory.
     Write(PathBuf, Vec<(String, String)>),
+    /// Print the help, or say what is wrong with the command line, and end with code 2.
+    Usage(clap::Error),
     /// Say what is wrong with a file, and end with code 2.
     Refuse(String),
     HashPassword,
@@ -41,10 +44,14 @@ impl Action {
             Self::Serve(settings, source) => lifetime::serve(*settings, source),
             Self::Print(text) => ended(io::stdout().write_all(text.as_bytes()).map(success)),
             Self::Write(folder, files) => ended(write_files(&folder, &files).map(success)),
+            Self::Usage(wrong) if wrong.use_stderr() && lifetime::refuse_upgrade(&wrong.to_string()) => {
+                ExitCode::from(lifetime::USAGE)
+            }
+            Self::Usage(wrong) => wrong.exit(),
             Self::Refuse(problem) => lifetime::refuse(&problem),
             Self::HashPassword => hash_password::run(),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
-                log::announce(&format_args!("spliceway: {error}"));
+                log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
                 ExitCode::FAILURE
             }),
             Self::DoctorTls(json, services) => ended(doctor_tls::run(json, services)),

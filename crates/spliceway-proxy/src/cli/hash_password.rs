@@ -3,6 +3,8 @@
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
 
+use tracing::Level;
+
 use crate::access::auth;
 use crate::log;
 use crate::run::lifetime::USAGE;
@@ -15,7 +17,7 @@ pub(super) fn run() -> ExitCode {
     let Err(error) = hash_password() else {
         return ExitCode::SUCCESS;
     };
-    log::announce(&format_args!("spliceway: {error}"));
+    log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
     if error.kind() == io::ErrorKind::InvalidInput {
         ExitCode::from(USAGE)
     } else {

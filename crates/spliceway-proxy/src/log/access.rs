@@ -1,8 +1,8 @@
 //! The access log: where the records of sessions go.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
@@ -10,7 +10,9 @@ use std::thread;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use spliceway_operator::text::count;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Level;
 
@@ -33,6 +35,7 @@ pub(crate) enum AccessLog {
     Off,
 }
 
+const NO_FILE: &str = "there is no log file to open again";
 /// The mode of a new file. Records name clients and users.
 const MODE: u32 = 0o640;
 /// The thread also writes lines of the log.
@@ -40,7 +43,7 @@ const STACK_BYTES: usize = 256 << 10;
 
 static ACCESS: OnceLock<Access> = OnceLock::new();
 pub(super) static LINES: LazyLock<Lines> = LazyLock::new(Lines::default);
-/// How often a signal has opened the file again, and how often that has failed.
+/// How often the operator has opened the file again, and how often that has failed.
 static REOPENED: AtomicU64 = AtomicU64::new(0);
 static NOT_REOPENED: AtomicU64 = AtomicU64::new(0);
 
@@ -143,19 +146,43 @@ pub(crate) fn reopen_at_signal(health: &Health) -> io::Result<()> {
     let mut signals = signal(SignalKind::user_defined1())?;
     health.spawn("the task that handles USR1", async move {
         while signals.recv().await.is_some() {
-            match ACCESS.get() {
-                Some(Access {
-                    route: Route::Own { is_file: true },
-                    ..
-                }) => LINES.reopen(),
-                _ => tracing::info!("USR1: there is no log file to open again"),
+            if is_file() {
+                LINES.reopen(None);
+            } else {
+                tracing::info!("USR1: {NO_FILE}");
             }
         }
     });
     Ok(())
 }
 
-/// Returns how often a signal was to open the file again, by result.
+/// Opens the file again, and returns a sentence that says so.
+///
+/// # Errors
+/// Returns a sentence that says why another file or none is in use.
+pub(crate) async fn reopen() -> Result<String, String> {
+    if !is_file() {
+        return Err(NO_FILE.to_owned());
+    }
+    let (answer, answered) = oneshot::channel();
+    LINES.reopen(Some(answer));
+    answered
+        .await
+        .unwrap_or_else(|_| Err("the access log has ended".to_owned()))
+}
+
+/// Follows renames from now on, because another process may be the one that is asked to open the
+/// file again: the old process and the new one of an upgrade have the same file.
+pub(crate) fn follow_renames() {
+    LINES.follow();
+}
+
+fn is_file() -> bool {
+    let access = ACCESS.get();
+    access.is_some_and(|access| access.route == Route::Own { is_file: true })
+}
+
+/// Returns how often the file was to open the file again, by result.
 pub(crate) fn reopens() -> [(&'static str, u64); 2] {
     [("ok", &REOPENED), ("failed", &NOT_REOPENED)].map(|(result, count)| (result, count.load(Ordering::Relaxed)))
 }
@@ -203,9 +230,24 @@ impl Destination for Output {
         matches!(&self.target, Target::File(open) if open.is_torn)
     }
 
-    fn reopen(&mut self) -> bool {
+    fn follow(&mut self) -> bool {
         let Target::File(open) = &mut self.target else {
             return false;
+        };
+        if !open.has_another_at_its_path() {
+            return false;
+        }
+        let again = OpenFile::open(open.path.clone());
+        let is_open = again.is_ok();
+        if let Ok(again) = again {
+            *open = again;
+        }
+        is_open
+    }
+
+    fn reopen(&mut self) -> Result<String, String> {
+        let Target::File(open) = &mut self.target else {
+            return Err(NO_FILE.to_owned());
         };
         let again = OpenFile::open(open.path.clone());
         let count = if again.is_ok() { &REOPENED } else { &NOT_REOPENED };
@@ -213,15 +255,15 @@ impl Destination for Output {
         match again {
             Ok(again) => {
                 *open = again;
-                tracing::info!("USR1: opened {} again", self.name);
-                true
+                let done = format!("opened {} again", self.name);
+                tracing::info!("{done}");
+                Ok(done)
             }
             Err(error) => {
-                tracing::error!(
-                    "USR1: cannot open {} again: {error}. The file that was open stays in use",
-                    self.name
-                );
-                false
+                let name = &self.name;
+                let why = format!("cannot open {name} again: {error}. The file that was open stays in use");
+                tracing::error!("{why}");
+                Err(why)
             }
         }
     }
@@ -238,8 +280,9 @@ impl Destination for Output {
             return Report::Later;
         }
         tracing::warn!(
-            "{} works again: {dropped} records were dropped, because the reader or the disk was too slow or failed",
-            self.name
+            "{} works again: {} missing, because the reader or the disk was too slow or failed",
+            self.name,
+            count(dropped, "record")
         );
         Report::Told
     }
@@ -274,6 +317,16 @@ impl OpenFile {
         }
         let is_torn = last_byte(&path).is_some_and(|byte| byte != b'\n');
         Ok(Self { path, file, is_torn })
+    }
+
+    /// Returns whether the path leads to another file, because this one was renamed.
+    fn has_another_at_its_path(&self) -> bool {
+        let inode = |file: io::Result<Metadata>| file.map(|file| (file.dev(), file.ino()));
+        match (inode(self.file.metadata()), inode(fs::metadata(&self.path))) {
+            (Ok(own), Ok(found)) => own != found,
+            // If there is no other file yet, this one stays in use.
+            _ => false,
+        }
     }
 }
 

@@ -41,6 +41,7 @@ const KEEP_BYTES: usize = 4 << 10;
 /// The colours of levels on a terminal, as in the lines of tracing-subscriber.
 const GREEN: u8 = 32;
 const YELLOW: u8 = 33;
+const RED: u8 = 31;
 
 impl Line {
     /// Starts a line with the time of now.
@@ -57,7 +58,11 @@ impl Line {
     pub(super) fn of_log(format: Format, level: Level, message: &str, is_colored: bool) -> Self {
         if format == Format::Text && is_colored {
             let (mut line, time) = (Self::empty(format), now());
-            let color = if level == Level::INFO { GREEN } else { YELLOW };
+            let color = match level {
+                Level::ERROR => RED,
+                Level::WARN => YELLOW,
+                _ => GREEN,
+            };
             line.push(format_args!(
                 "\x1b[2m{time}\x1b[0m \x1b[{color}m{level:>5}\x1b[0m {message}"
             ));

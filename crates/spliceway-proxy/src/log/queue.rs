@@ -2,9 +2,10 @@
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// The limit on lines that wait for the thread, enough for about 13,000 session records. In
@@ -18,6 +19,9 @@ const KEEP_BYTES: usize = 64 << 10;
 /// instead of 85 µs.
 const BATCH_TIME: Duration = Duration::from_millis(5);
 
+/// Receives a sentence that says what was opened, or why not.
+type Reopened = oneshot::Sender<Result<String, String>>;
+
 /// The lines that wait for one destination.
 #[derive(Default)]
 pub(super) struct Lines {
@@ -25,6 +29,8 @@ pub(super) struct Lines {
     pushed: Condvar,
     written: Condvar,
     dropped: AtomicU64,
+    /// Whether the thread looks for another file at the path before each batch.
+    follows: AtomicBool,
 }
 
 #[derive(Default)]
@@ -36,8 +42,9 @@ struct Queue {
     idle: bool,
     /// Whether a flush is waiting. The thread then does not wait to collect a batch.
     flushing: bool,
-    /// Whether the destination must be opened again, after the lines in the queue.
-    reopening: bool,
+    /// Those who wait until the destination is opened again, after the lines in the queue. `None`
+    /// if it stays open. The connections to the admin socket limit their number.
+    reopening: Option<Vec<Reopened>>,
 }
 
 /// Lines, one after another in one buffer.
@@ -54,9 +61,18 @@ pub(super) trait Destination: Write {
         false
     }
 
-    /// Opens the destination again. Returns whether the lines that follow go to a new place.
-    fn reopen(&mut self) -> bool {
+    /// Opens the destination again if another one has its place. Returns whether the lines that
+    /// follow go to a new place.
+    fn follow(&mut self) -> bool {
         false
+    }
+
+    /// Opens the destination again, and says what it has opened.
+    ///
+    /// # Errors
+    /// Returns a sentence that says why the lines that follow go to the same place as before.
+    fn reopen(&mut self) -> Result<String, String> {
+        Err("it cannot be opened again".to_owned())
     }
 
     /// Tells the operator that a line could not be written.
@@ -70,7 +86,7 @@ pub(super) trait Destination: Write {
 /// How the operator learns that lines were dropped.
 pub(super) enum Report {
     /// By this line in the destination itself.
-    Line(String),
+    Line(Vec<u8>),
     Told,
     /// By a later call.
     Later,
@@ -98,6 +114,9 @@ impl Lines {
         loop {
             let (mut unreported, reopening) = self.next(&mut batch);
             let mut failure = None;
+            if self.follows.load(Ordering::Relaxed) && sink.to.follow() {
+                sink.torn = sink.to.is_torn();
+            }
             for line in batch.iter() {
                 failure = sink.write_line(line).err();
                 if let Some(error) = &failure {
@@ -107,8 +126,15 @@ impl Lines {
                 }
             }
             batch.clear();
-            if reopening && sink.to.reopen() {
-                (sink.torn, failure) = (sink.to.is_torn(), None);
+            if let Some(waiting) = reopening {
+                let reopened = sink.to.reopen();
+                if reopened.is_ok() {
+                    (sink.torn, failure) = (sink.to.is_torn(), None);
+                }
+                for one in waiting {
+                    // Nobody waits any more if the operator has left.
+                    let _ = one.send(reopened.clone());
+                }
             }
             if unreported > 0 && !sink.report_dropped(unreported, failure.is_none()) {
                 self.queue().unreported += unreported;
@@ -126,11 +152,11 @@ impl Lines {
     }
 
     /// Waits for lines and moves them to `batch`, which must be empty. Returns the number of
-    /// dropped lines that have not been reported yet, and whether the destination must be opened
+    /// dropped lines that have not been reported yet, and who waits until the destination is opened
     /// again.
-    fn next(&self, batch: &mut Batch) -> (u64, bool) {
+    fn next(&self, batch: &mut Batch) -> (u64, Option<Vec<Reopened>>) {
         let mut queue = self.queue();
-        while queue.lines.ends.is_empty() && !queue.reopening {
+        while queue.lines.ends.is_empty() && queue.reopening.is_none() {
             queue.idle = true;
             self.written.notify_all();
             self.pushed.wait(&mut queue);
@@ -143,10 +169,16 @@ impl Lines {
         )
     }
 
-    /// Opens the destination again, once the lines that are in the queue now are written.
-    pub(super) fn reopen(&self) {
-        self.queue().reopening = true;
+    /// Opens the destination again, once the lines that are in the queue now are written. `answer`
+    /// gets the result.
+    pub(super) fn reopen(&self, answer: Option<Reopened>) {
+        self.queue().reopening.get_or_insert_default().extend(answer);
         self.pushed.notify_one();
+    }
+
+    /// Follows renames from now on.
+    pub(super) fn follow(&self) {
+        self.follows.store(true, Ordering::Relaxed);
     }
 
     /// Asks the thread to write all lines without a pause.
@@ -239,7 +271,7 @@ impl<D: Destination> Sink<D> {
         match self.to.report_dropped(dropped, works) {
             Report::Told => true,
             Report::Later => false,
-            Report::Line(line) => self.write_line(line.as_bytes()).is_ok(),
+            Report::Line(line) => self.write_line(&line).is_ok(),
         }
     }
 }
@@ -274,7 +306,7 @@ mod tests {
 
     impl Destination for Slow {
         fn report_dropped(&mut self, dropped: u64, _works: bool) -> Report {
-            Report::Line(format!("{dropped} lines were dropped\n"))
+            Report::Line(format!("{dropped} lines were dropped\n").into_bytes())
         }
     }
 

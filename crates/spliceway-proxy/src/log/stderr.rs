@@ -7,6 +7,8 @@ use std::sync::{LazyLock, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use spliceway_operator::text::count;
+use tracing::Level;
 
 use super::line::{Format, Line};
 use super::queue::{Destination, Lines, Report};
@@ -21,29 +23,21 @@ pub(super) struct Look {
     pub(super) is_colored: bool,
 }
 
-/// Writes a line at any log level, even `off`.
-pub(crate) fn announce(line: &dyn Display) {
-    let format = STARTED.get().map(|look| look.format);
-    let line = announcement(format.unwrap_or_default(), &line.to_string());
-    if format.is_some() {
-        LOG.push(line.as_bytes());
-    } else {
-        // A failed write only loses this line, so the program continues.
-        let _ = io::stderr().write_all(line.as_bytes());
+/// Writes a line even if the log shows only lines of a higher level, or none. Before the log has
+/// started, the line is the message alone.
+pub(crate) fn announce(level: Level, message: &dyn Display) {
+    match STARTED.get() {
+        Some(look) => look.line(level, message).end(|line| LOG.push(line)),
+        None => {
+            // A failed write only loses this line, so the program continues.
+            let _ = writeln!(io::stderr(), "{message}");
+        }
     }
 }
 
-/// Returns the line of a message that has no level.
-fn announcement(format: Format, message: &str) -> String {
-    match format {
-        Format::Text => format!("{message}\n"),
-        Format::Json => {
-            let mut line = Line::new(format);
-            line.text("message", message);
-            let mut text = String::new();
-            line.end(|line| text = String::from_utf8_lossy(line).into_owned());
-            text
-        }
+impl Look {
+    fn line(self, level: Level, message: &dyn Display) -> Line {
+        Line::of_log(self.format, level, &message.to_string(), self.is_colored)
     }
 }
 
@@ -76,10 +70,15 @@ impl Write for Stderr {
 impl Destination for Stderr {
     /// Whether the line can be written shows whether stderr works.
     fn report_dropped(&mut self, dropped: u64, _works: bool) -> Report {
-        let format = STARTED.get().map(|look| look.format).unwrap_or_default();
-        let message =
-            format!("spliceway: {dropped} log lines were dropped: the log reader is too slow, or a write failed");
-        Report::Line(announcement(format, &message))
+        let Some(look) = STARTED.get() else {
+            return Report::Later;
+        };
+        let dropped = count(dropped, "line");
+        let why = "the log reader is too slow, or a write failed";
+        let message = format_args!("spliceway: the log misses {dropped}: {why}");
+        let mut report = Vec::new();
+        look.line(Level::WARN, &message).end(|line| report = line.to_vec());
+        Report::Line(report)
     }
 }
 

@@ -30,7 +30,7 @@ use query::{Query, UserQuery};
 /// The longest body of a request. A body is a log level or a weight.
 const BODY_MAX_BYTES: usize = 4 << 10;
 const JSON: &str = "application/json";
-const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/services/NAME/backends/BACKEND/weight, /v1/log-level, /v1/reload or /v1/upgrade";
+const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/services/NAME/backends/BACKEND/weight, /v1/log-level, /v1/reopen, /v1/reload or /v1/upgrade";
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// Answers the operator.
@@ -98,6 +98,10 @@ impl Admin {
                     let why = "the only query of a reload is `end-sessions`".to_owned();
                     Err(Failed(StatusCode::BAD_REQUEST, why))
                 }
+            },
+            (&Method::POST, ["v1", "reopen"]) => match crate::log::reopen().await {
+                Ok(done) => ok(&Reply::Done(done)),
+                Err(why) => Err(Failed(StatusCode::CONFLICT, why)),
             },
             (&Method::POST, ["v1", "upgrade"]) => self.order(Order::Upgrade).await,
             (_, path) => refuse(path),
@@ -262,7 +266,9 @@ fn refuse(path: &[&str]) -> Answered {
     let methods = match path {
         ["v1", "status" | "sessions" | "users"] => "GET",
         ["v1", "sessions", _] => "GET, DELETE",
-        ["v1", "services", _, "drain"] | ["v1", "users", _, "reset"] | ["v1", "reload" | "upgrade"] => "POST",
+        ["v1", "services", _, "drain"] | ["v1", "users", _, "reset"] | ["v1", "reload" | "reopen" | "upgrade"] => {
+            "POST"
+        }
         ["v1", "services", _, "backends", _, "weight"] => "PUT",
         ["v1", "log-level"] => "GET, PUT",
         _ => {

@@ -1,10 +1,11 @@
-//! Starts what the operator watches: the listeners for metrics, probes and the status page, the
-//! admin socket, and the records of open sessions.
+//! Starts what the operator watches: the listeners for metrics, probes and the status page, and the
+//! admin socket.
 
 use std::io;
 use std::sync::Arc;
 
 use spliceway_protocol::address::ListenAddress;
+use tracing::Level;
 
 use crate::log::announce;
 use crate::monitor::admin::Admin;
@@ -16,7 +17,7 @@ use crate::monitor::status_page::StatusPage;
 use crate::monitor::status_server::StatusServer;
 use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
-use crate::session::{self, Process};
+use crate::session::Process;
 use crate::settings::Settings;
 
 /// Opens the listeners that the settings ask for, and serves them until the runtime ends. Returns
@@ -30,13 +31,6 @@ pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control
         let watching = Arc::clone(overview);
         let task = async move { watching.watch().await };
         process.health.spawn("the task that samples rates", task);
-    }
-    if let Some(interval) = settings.record_interval {
-        let sessions = Arc::clone(&process.sessions);
-        let task = async move { session::write_open(&sessions, interval).await };
-        process
-            .health
-            .spawn("the task that writes records of open sessions", task);
     }
     if let Some(address) = &settings.metrics {
         let hosts = settings.status_page.clone();
@@ -77,7 +71,7 @@ async fn serve(
         let listener = Arc::new(listener);
         offered.listeners.push(Arc::clone(&listener));
         let described = listener.describe();
-        announce(&format_args!("{name} listening on {described}"));
+        announce(Level::INFO, &format_args!("{name} listening on {described}"));
         let guard = process.health.guard(&format!("the {name} listener on {described}"));
         let serving = http_server::serve(listener, Arc::clone(&answers), Arc::clone(process));
         tokio::spawn(async move {

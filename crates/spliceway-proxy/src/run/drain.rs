@@ -6,6 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use signal_hook::consts::SIGXCPU;
+use spliceway_operator::text::count;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::kit::alive::{Alive, Ended};
@@ -24,17 +25,9 @@ pub(super) enum Drained {
     Hurried,
 }
 
-/// Returns a number of sessions in words.
-pub(super) fn sessions(count: u64) -> String {
-    match count {
-        1 => "1 session".to_owned(),
-        count => format!("{count} sessions"),
-    }
-}
-
 /// Returns the status of a program that serves this number of sessions.
-pub(super) fn serving(count: u64) -> String {
-    format!("serving: {}", sessions(count))
+pub(super) fn serving(sessions: u64) -> String {
+    format!("serving: {}", count(sessions, "session"))
 }
 
 impl Drain {

@@ -12,9 +12,13 @@ mod sockets;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use spliceway_operator::text::count;
 use spliceway_protocol::address::ListenAddress;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tracing::Level;
 
 use crate::kit::alive::{Alive, MaybeAlive};
 use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
@@ -24,6 +28,7 @@ use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
 use crate::run::startup::CannotRun;
 use crate::session::Process;
+use crate::settings::config::Config;
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};
@@ -39,6 +44,11 @@ pub(super) struct Instance {
     acceptor: Acceptor,
     /// The settings in force, and the service of each of their services. `None` before the start.
     running: Option<(Settings, Vec<Built>)>,
+    /// What the operator had written at the start. A key that needs a restart keeps this value,
+    /// whatever the files say later.
+    started_with: Option<Config>,
+    /// The time between two records of an open session.
+    record_interval: watch::Sender<Option<Duration>>,
     open: Vec<OpenAddress>,
     accepting: JoinSet<()>,
 }
@@ -92,6 +102,8 @@ impl Instance {
             acceptor: Acceptor::new(Arc::clone(&process), alive),
             process,
             running: None,
+            started_with: None,
+            record_interval: watch::Sender::default(),
             open: Vec::new(),
             accepting: JoinSet::new(),
         }
@@ -224,8 +236,10 @@ impl Instance {
             let is_here = |name| settings.services.iter().any(|service| service.name == name);
             let names = before.services.iter().map(|service| service.name);
             changes.removed = names.filter(|name| !is_here(*name)).collect();
-            changes.needs_restart = settings.written.fixed_differences(&before.written);
             changes.has_other_users_limits = settings.users != before.users;
+        }
+        if let Some(started_with) = &self.started_with {
+            changes.needs_restart = settings.written.fixed_differences(started_with);
         }
         changes
     }
@@ -254,12 +268,17 @@ impl Instance {
         {
             log::set_level(settings.log.level);
         }
+        self.record_interval.send_if_modified(|interval| {
+            let before = std::mem::replace(interval, settings.record_interval);
+            before != settings.record_interval
+        });
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&addresses));
         self.process.accounts.set(&settings.users);
         built.iter().for_each(Built::put_in_force);
         self.assign(addresses, &built);
         built.iter().for_each(|built| built.begin(&self.process.health));
+        self.started_with.get_or_insert_with(|| settings.written.clone());
         self.running = Some((settings, built));
         changes
     }
@@ -281,7 +300,8 @@ impl Instance {
                 }
                 Listeners::New(bound) => {
                     for bound in &bound {
-                        announce(&format_args!("{} listening on {}", to.service.name, bound.describe()));
+                        let line = format_args!("{} listening on {}", to.service.name, bound.describe());
+                        announce(Level::INFO, &line);
                     }
                     let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
                     self.open.push(opened);
@@ -296,7 +316,8 @@ impl Instance {
         let shares = Descriptors::divide(self.process.descriptors, sockets);
         let most = shares.sessions();
         if most < FEW_SESSIONS {
-            tracing::warn!("only {most} sessions fit into the limit on descriptors (--nofile): {shares}");
+            let room = count(most, "session");
+            tracing::warn!("the limit on descriptors (--nofile) leaves room for only {room}: {shares}");
         } else {
             tracing::debug!("{shares}");
         }
@@ -373,6 +394,11 @@ impl Instance {
     /// Returns a token for sessions of another process, which may arrive until the drain has ended.
     pub(super) fn maybe_alive(&self) -> MaybeAlive {
         self.acceptor.maybe_alive()
+    }
+
+    /// Returns the time between two records of an open session, as it is and as it changes.
+    pub(super) fn record_interval(&self) -> watch::Receiver<Option<Duration>> {
+        self.record_interval.subscribe()
     }
 
     /// Returns the settings in force.

@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use spliceway_operator::text::count;
+use tracing::Level;
+
 use crate::kit::health::Health;
-use crate::kit::{created, limits};
+use crate::kit::{created, limits, pid_file};
 use crate::log;
-use crate::run::drain;
 use crate::run::handover::Successor;
 use crate::run::serve;
 use crate::run::startup::{self, CannotRun};
@@ -30,10 +32,7 @@ pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
         Err(wrong) => return failed(&CannotRun::Unsafe(wrong)),
     };
     if let Err(error) = startup::check_threads(settings.workers.get()) {
-        if let Some(successor) = successor {
-            successor.refuse(&error);
-        }
-        return failed(&error.into());
+        return not_started(successor, &error.into());
     }
     let health = Health::new();
     let cpu_time = limits::cpu_time();
@@ -45,6 +44,7 @@ pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
             let ended = run(settings, source, successor, &health);
             // The program has written its files for the last time.
             created::remove();
+            pid_file::remove();
             match ended {
                 Ok(0) => ExitCode::SUCCESS,
                 Ok(_) => ExitCode::from(CUT),
@@ -53,7 +53,7 @@ pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
         }
         Err(error) => {
             created::remove();
-            failed(&error.into())
+            not_started(successor, &error.into())
         }
     }
 }
@@ -81,19 +81,37 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
     process.accounts.finish();
     let cut = process.metrics.cut();
     if cut > 0 {
-        tracing::warn!("stopped: cut {}", drain::sessions(cut));
+        tracing::warn!("stopped: cut {}", count(cut, "session"));
     }
     Ok(cut)
 }
 
-/// Says what is wrong with a configuration. A process that waits for this one to take over learns
-/// it, too.
+/// Says what is wrong with a configuration.
 pub(crate) fn refuse(problem: &str) -> ExitCode {
-    log::announce(&problem);
-    if let Ok(Some(successor)) = Successor::from_stdin() {
-        successor.refuse(&problem);
+    if !refuse_upgrade(problem) {
+        log::announce(Level::ERROR, &problem);
     }
     ExitCode::from(USAGE)
+}
+
+/// Tells the process that waits for this one to take over why it does not. Returns `false` if there
+/// is no such process.
+///
+/// The old process writes the reason into its log. A line of this process would have the wrong
+/// form, because its own log has not started.
+pub(crate) fn refuse_upgrade(problem: &str) -> bool {
+    match Successor::from_stdin() {
+        Ok(Some(successor)) => successor.refuse(&problem),
+        Ok(None) | Err(_) => false,
+    }
+}
+
+/// Says why the program ends before its log has started.
+fn not_started(successor: Option<Successor>, error: &CannotRun) -> ExitCode {
+    if successor.is_some_and(|successor| successor.refuse(error)) {
+        return exit_code(error);
+    }
+    failed(error)
 }
 
 /// Says why the program ends.
@@ -102,7 +120,11 @@ pub(crate) fn failed(error: &CannotRun) -> ExitCode {
         CannotRun::System(error) => startup::remedy(error),
         _ => "",
     };
-    log::announce(&format_args!("spliceway: {error}{remedy}"));
+    log::announce(Level::ERROR, &format_args!("spliceway: {error}{remedy}"));
+    exit_code(error)
+}
+
+fn exit_code(error: &CannotRun) -> ExitCode {
     match error {
         CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
         CannotRun::Unsafe(_) => ExitCode::from(USAGE),

@@ -17,6 +17,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spliceway_operator::text::count;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -136,8 +137,9 @@ impl Orders<'_> {
             return Some(Ok(format!("reloaded: {changes}")));
         }
         let ended = overview.process.sessions.close_unknown(&instance.users()).await;
-        tracing::info!("admin: ended {ended} sessions of removed users");
-        Some(Ok(format!("reloaded: {changes}; ended {ended} sessions")))
+        let ended = count(ended, "session");
+        tracing::info!("admin: ended {ended} of removed users");
+        Some(Ok(format!("reloaded: {changes}; ended {ended}")))
     }
 
     /// Waits for `work`, and carries out what need not wait. Returns `None` if the program must

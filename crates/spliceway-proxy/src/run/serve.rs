@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway_operator::text;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::gate::Gate;
-use crate::kit::created;
 use crate::kit::health::{Health, State};
+use crate::kit::{created, pid_file};
 use crate::log;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;
@@ -24,7 +25,7 @@ use crate::run::instance::{Instance, Plan};
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
 use crate::run::startup::CannotRun;
-use crate::session::Process;
+use crate::session::{self, Process};
 use crate::settings::{Settings, Source};
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
@@ -69,9 +70,10 @@ pub(super) async fn run(
         tracing::info!("asked to stop before it serves");
         return Ok(process);
     };
-    // A process that takes over does both later, at its commit.
+    // A process that takes over does this later, at its commit.
     if !takes_over {
         created::keep();
+        pid_file::publish();
         manager
             .tell(Message::Ready(&drain::serving(process.metrics.open())))
             .await;
@@ -143,6 +145,7 @@ async fn begin(
     };
     instance.commit(plan);
     end_sessions_in_time(&process);
+    record_open_sessions(&process, instance.record_interval());
     overview.serve(instance.served());
     if let Some(old) = old {
         let old = old.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
@@ -163,9 +166,19 @@ async fn open(
     control: Control,
 ) -> Result<(Plan, Vec<Offered>), CannotRun> {
     load_accounts(&settings, &overview.process, takes_over).await?;
+    prepare_pid_file(&settings).await?;
     let plan = instance.plan(settings).await?;
     let monitors = servers::start(plan.settings(), overview, control).await?;
     Ok((plan, monitors))
+}
+
+/// Writes the pid file beside its place. The file may be on a slow disk.
+async fn prepare_pid_file(settings: &Settings) -> io::Result<()> {
+    let Some(path) = settings.pid_file.clone() else {
+        return Ok(());
+    };
+    let prepared = tokio::task::spawn_blocking(move || pid_file::prepare(&path)).await;
+    prepared.map_err(io::Error::other)?
 }
 
 /// Starts the tasks that end sessions at a quota, and after the longest time.
@@ -178,6 +191,15 @@ fn end_sessions_in_time(process: &Process) {
     process.health.spawn("the task that keeps quotas", keeping);
     let expiring = Arc::clone(&process.sessions).expire();
     process.health.spawn("the task that ends long sessions", expiring);
+}
+
+/// Starts the task that writes records of open sessions. It also writes them during a drain.
+fn record_open_sessions(process: &Process, interval: watch::Receiver<Option<Duration>>) {
+    let sessions = Arc::clone(&process.sessions);
+    let recording = async move { session::write_open(&sessions, interval).await };
+    process
+        .health
+        .spawn("the task that writes records of open sessions", recording);
 }
 
 /// Reads what users have used of their quotas. The file may be on a slow disk.
@@ -206,7 +228,13 @@ async fn stop(
         handover.request_stop().await;
     }
     instance.close().await;
-    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
+    // A `Duration` shows no time as "0ns".
+    let shown = if limit.is_zero() {
+        "0s".to_owned()
+    } else {
+        format!("{limit:?}")
+    };
+    tracing::info!(limit = %shown, "draining: no new clients are accepted, sessions may finish");
     // An upgrade that was given up has used some of the time.
     let left = limit.saturating_sub(end.at.elapsed());
     let drained = finish(drain, left, overview, signals, manager);
@@ -267,9 +295,9 @@ async fn tell_progress(overview: &Overview, manager: &Manager) -> Infallible {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (count, oldest) = overview.process.sessions.survey().await;
+        let (left, oldest) = overview.process.sessions.survey().await;
         let Some(oldest) = oldest else { continue };
-        let (sessions, longest) = (drain::sessions(count), text::time(oldest.elapsed()));
+        let (sessions, longest) = (text::count(left, "session"), text::time(oldest.elapsed()));
         let text = format!("draining: {sessions}, longest {longest}");
         tracing::info!("{text}");
         manager.tell(Message::Stopping(&text)).await;

@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
     pub(crate) admin: Option<ListenAddress>,
+    /// The file with the number of the process that serves.
+    pub(crate) pid_file: Option<PathBuf>,
     /// Where ACME servers validate names by HTTP, and the folder that has the answers.
     pub(crate) acme_http: Option<(ListenAddress, StateFolder)>,
     /// What the operator has written, without services and users.

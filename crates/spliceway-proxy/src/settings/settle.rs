@@ -22,7 +22,7 @@ use super::user_limits::{check_saved, user_limits};
 use super::users::users;
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
-use crate::log::LogSettings;
+use crate::log::{AccessLog, LogSettings};
 use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::outgoing::SocketSettings;
 use crate::net::transparent::Interception;
@@ -108,20 +108,10 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             max_conns: parsed(&limits.max_conns),
             max_conns_per_ip: parsed(&limits.max_conns_per_ip),
             descriptors: parsed(&limits.nofile),
-            quota_file: limits
-                .quota_file
-                .as_ref()
-                .map(|file| file.path(origin.folder_of(file.at()).as_deref())),
+            quota_file: limits.quota_file.as_ref().map(|file| path(file, origin)),
         },
         workers: engine.workers(),
-        log: LogSettings {
-            level: log.level().into(),
-            format: log.format().into(),
-            access: log.access.as_ref().map_or_else(
-                || log.access(),
-                |access| access.destination(origin.folder_of(access.at()).as_deref()),
-            ),
-        },
+        log: log_settings(log, origin)?,
         record_interval: unless_zero(log.record_interval()),
         written: Config {
             log: log.clone(),
@@ -134,8 +124,32 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
+        pid_file: admin.pid_file.as_ref().map(|file| path(file, origin)),
         acme_http: acme::listener(acme, origin)?,
         warnings: Vec::new(),
+    })
+}
+
+fn path(file: &Value<config::File>, origin: &Origin) -> PathBuf {
+    file.path(origin.folder_of(file.at()).as_deref())
+}
+
+fn log_settings(log: &config::Log, origin: &Origin) -> Result<LogSettings, Fault> {
+    let access = log.access.as_ref().map_or_else(
+        || log.access(),
+        |access| access.destination(origin.folder_of(access.at()).as_deref()),
+    );
+    if let Some(format) = &log.access_format
+        && matches!(access, AccessLog::Stderr | AccessLog::Off)
+    {
+        let needed = "needs a file, or `-`, as the place of the access log";
+        return Err(Fault::new(format.at(), "access_format", needed));
+    }
+    Ok(LogSettings {
+        level: log.level().into(),
+        format: log.format().into(),
+        access,
+        access_format: parsed(&log.access_format).unwrap_or_else(|| log.format()).into(),
     })
 }
 

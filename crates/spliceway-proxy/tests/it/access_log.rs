@@ -280,6 +280,26 @@ fn a_place_that_is_no_file_is_an_error_at_the_start() {
     assert!(refused(fifo.to_str().unwrap()).contains("expected a regular file"));
 }
 
+#[test]
+fn the_log_and_the_records_can_have_different_formats() {
+    for (log_format, records_format) in [("text", "json"), ("json", "text")] {
+        let folder = Folder::new(&format!("formats-{log_format}"));
+        let path = folder.log();
+        let formats = ["--log-format", log_format, "--access-log-format", records_format];
+        let options = [&formats[..], &["--access-log", &path]].concat();
+        let mut program = Program::forward(echo("127.0.0.1:0"), &options);
+        session(&program);
+        program.await_sum("spliceway_connections_total", &[], 1);
+        let is_json = |line: &str| serde_json::from_str::<Value>(line).is_ok();
+        for line in program.lines_so_far() {
+            assert_eq!(is_json(&line), log_format == "json", "{line}");
+        }
+        let lines = lines_at_the_end(program, &path);
+        assert_eq!(lines.len(), 1);
+        assert_eq!(is_json(&lines[0]), records_format == "json", "{}", lines[0]);
+    }
+}
+
 /// Returns a command that starts a forwarder in a shell, after this preparation and with this
 /// redirection.
 fn in_shell(shell: &[&str], before: &str, redirection: &str, target: SocketAddr, log: &str) -> Command {

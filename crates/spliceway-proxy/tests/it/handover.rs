@@ -6,6 +6,7 @@ mod failing;
 mod fake;
 mod faults;
 mod load;
+mod log_lines;
 mod outside;
 mod state;
 mod stopped;
@@ -55,6 +56,19 @@ impl Process {
 
     pub(crate) fn lives(&self) -> bool {
         test_kill_process(self.0).is_ok()
+    }
+
+    pub(crate) fn id(&self) -> i32 {
+        self.0.as_raw_nonzero().get()
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn ends(&self) {
+        let until = Instant::now() + PATIENCE;
+        while self.lives() {
+            assert!(Instant::now() < until, "process {} does not end", self.id());
+            let_pass(Duration::from_millis(2));
+        }
     }
 }
 
@@ -274,11 +288,9 @@ fn a_handshake_finishes_in_the_old_process_and_its_tunnel_moves() {
     let upgraded = socket.command(&["upgrade"]);
     let said = String::from_utf8(upgraded.stdout).unwrap();
     assert!(upgraded.status.success(), "{said}");
-    assert!(said.contains("hands over 1 sessions"), "{said}");
-    assert!(
-        said.contains("moved 0 sessions; 1 sessions finish in process "),
-        "{said}"
-    );
+    assert!(said.contains("hands over 1 session\n"), "{said}");
+    assert!(said.contains("moved 0 sessions; process "), "{said}");
+    assert!(said.contains(" finishes 1 session\n"), "{said}");
     let process = Process::in_line(&said);
     let (_, status) = socket.ask("GET", "/v1/status");
     assert_eq!(status["pid"], Value::from(process.0.as_raw_nonzero().get()));

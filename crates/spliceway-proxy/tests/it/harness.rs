@@ -204,7 +204,7 @@ impl Program {
             program.metrics = Some(address_in(&program.line("metrics listening on ")));
         }
         let mut line = program.line("listening on ");
-        while line.starts_with("admin ") || line.starts_with("acme ") {
+        while line.contains(" admin listening") || line.contains(" acme listening") {
             line = program.line("listening on ");
         }
         program.address = address_in(&line);
@@ -232,6 +232,12 @@ impl Program {
     pub(crate) fn lines_with(&mut self, text: &str) -> usize {
         self.seen.extend(self.lines.try_iter());
         self.seen.iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Returns the lines so far, read or not.
+    pub(crate) fn lines_so_far(&mut self) -> Vec<String> {
+        self.seen.extend(self.lines.try_iter());
+        self.seen.clone()
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
@@ -381,6 +387,15 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns whether a line of the log has a time and this level, as text or as JSON.
+pub(crate) fn has_level(line: &str, level: &str) -> bool {
+    let json = format!("\"level\":\"{level}\"");
+    let text = line
+        .split_once('Z')
+        .is_some_and(|(_, rest)| rest.trim_start().starts_with(level));
+    text || line.contains(&json) && line.starts_with("{\"time\":")
 }
 
 pub(crate) fn address_in(line: &str) -> SocketAddr {

@@ -51,6 +51,8 @@ mod names;
 mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
 mod monitoring;
+// The file with the number of the process that serves.
+mod pid_file;
 mod policy;
 mod proxy_header;
 // What users have used of their quotas, and the file that keeps it.
@@ -60,6 +62,8 @@ mod rates;
 mod reload;
 // Services that a reload removes.
 mod renamed;
+// The access log is opened again, also while one process hands over to another.
+mod rotation;
 // System calls of a session.
 mod session_cost;
 mod slow;

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use crate::admin::Socket;
 use crate::clients::ip_request;
+use crate::handover::upgrade;
 use crate::harness::{
     PATIENCE, Program, TextFile, accept, address_in, connect, echo, is_closed, let_pass, listen, pattern, read_exactly,
     with_patience,
@@ -123,6 +124,43 @@ fn settings_that_need_a_restart_are_named() {
         "{line}"
     );
     assert_eq!(program.sum("spliceway_connections_max", &[]), 5);
+}
+
+#[test]
+fn a_restart_stays_needed_until_the_file_is_what_runs() {
+    let (_listener, target) = listen();
+    let before = file(&[forward("a", target, "")]);
+    let config = TextFile::new(&before);
+    let mut program = Program::run(&config);
+    config.write(&format!("[engine]\nworkers = 7\n{before}"));
+    for _ in 0..2 {
+        let line = program.reload();
+        assert!(line.ends_with("reloaded: needs a restart for engine.workers"), "{line}");
+    }
+    config.write(&before);
+    let line = program.reload();
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
+    // A new process runs with the file as it is.
+    config.write(&format!("[engine]\nworkers = 7\n{before}"));
+    let process = upgrade(&mut program, None);
+    process.signal(Signal::HUP);
+    let line = program.line("reloaded: ");
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
+}
+
+#[test]
+fn a_reload_changes_how_often_open_sessions_are_recorded() {
+    let (listener, target) = listen();
+    let before = file(&[forward("a", target, "")]);
+    let config = TextFile::new(&before);
+    let mut program = Program::run(&config);
+    let (mut client, mut server) = (program.connect(), accept(&listener));
+    exchange(&mut client, &mut server, 1);
+    config.write(&format!("[log]\nrecord_interval = \"1s\"\n{before}"));
+    let line = program.reload();
+    assert!(line.ends_with("reloaded: nothing has changed"), "{line}");
+    let record = program.line("end=\"open\"");
+    assert!(record.contains(" bytes_up=1000 bytes_down=1000 "), "{record}");
 }
 
 /// Returns the message of RFC 1929.
@@ -307,7 +345,7 @@ fn a_reload_of_the_admin_socket_says_what_it_did_and_ends_sessions() {
     for (client, target) in &mut sessions {
         exchange(client, target, 3);
     }
-    let said = "reloaded: nothing has changed; ended 1 sessions\n";
+    let said = "reloaded: nothing has changed; ended 1 session\n";
     assert_eq!(reload(&["--end-sessions"]), (Some(0), said.to_owned()));
     assert!(is_closed(&mut sessions[0].0), "the session of ann");
     let (client, target) = &mut sessions[1];

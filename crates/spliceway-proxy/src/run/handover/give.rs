@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use spliceway_operator::text::count;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Program;
@@ -14,6 +15,8 @@ use super::new_process::{ANSWER, NewProcess, START};
 use super::sessions::{self, Tally};
 use super::state::ServiceState;
 use super::trouble::{Stopped, Trouble};
+use crate::kit::pid_file;
+use crate::log;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
 use crate::net::adopted::Offered;
@@ -102,6 +105,8 @@ impl Upgrade {
         process.gate.set(false);
         handover.accept(overview).await?;
         SocketFile::leave_all();
+        pid_file::leave();
+        log::follow_renames();
         give_up.check()?;
         self.manager.hand_over(handover.new.pid()).await;
         Ok(())
@@ -226,7 +231,10 @@ impl Handover {
     fn failure(&mut self) -> String {
         let (mut why, taken) = (self.new.failure(), self.tally.taken());
         if taken > 0 {
-            why += &format!(". The {taken} sessions that it had taken have ended with it");
+            why += &format!(
+                ". It had taken {}, and they have ended with it",
+                count(taken, "session")
+            );
         }
         why
     }

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spliceway_operator::text::count;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -172,7 +173,7 @@ impl Tally {
     pub(super) fn summary(&mut self, pid: u32, left: usize) -> String {
         self.pauses.sort_unstable();
         let taken = self.pauses.len();
-        let mut summary = format!("process {pid} serves; moved {taken} sessions");
+        let mut summary = format!("process {pid} serves; moved {}", count(taken, "session"));
         if let Some(longest) = self.pauses.last() {
             let part = |percent: usize| self.pauses[(taken * percent / 100).min(taken - 1)].as_secs_f64() * 1e3;
             summary += &format!(
@@ -183,10 +184,11 @@ impl Tally {
             );
         }
         if left > 0 {
-            summary += &format!("; {left} sessions finish in process {}", std::process::id());
+            let old = std::process::id();
+            summary += &format!("; process {old} finishes {}", count(left, "session"));
         }
         if let Some(why) = &self.why {
-            summary += &format!("; {} were not taken: {why}", self.refused);
+            summary += &format!("; could not move {}: {why}", count(self.refused, "session"));
         }
         summary
     }

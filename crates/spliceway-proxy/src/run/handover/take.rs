@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{Domain, SockRef, Type};
+use spliceway_operator::text::count;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 
@@ -16,8 +17,9 @@ use super::owner::{Answer, Taker};
 use super::state::ServiceState;
 use super::{LONG_MAX_BYTES, VARIABLE};
 use crate::kit::alive::MaybeAlive;
-use crate::kit::created;
 use crate::kit::harmless::reason;
+use crate::kit::{created, pid_file};
+use crate::log;
 use crate::metrics::Metrics;
 use crate::monitor::overview::Overview;
 use crate::net::adopted::Adopted;
@@ -74,13 +76,11 @@ impl Successor {
         Ok(Self(socket.into()))
     }
 
-    /// Says why this process does not take over.
-    pub(in crate::run) fn refuse(mut self, why: &impl std::fmt::Display) {
+    /// Says why this process does not take over. Returns whether the old process learns it. It
+    /// serves on in any case.
+    pub(in crate::run) fn refuse(mut self, why: &impl std::fmt::Display) -> bool {
         let why = reason(&why.to_string());
-        if let Ok(frame) = link::encode(&ToOld::Refused { why }, &[]) {
-            // The old process serves on, whether or not it knows the reason.
-            let _ = self.0.write_all(&frame);
-        }
+        link::encode(&ToOld::Refused { why }, &[]).is_ok_and(|frame| self.0.write_all(&frame).is_ok())
     }
 
     /// Receives the listeners of the old process.
@@ -200,7 +200,7 @@ impl OldProcess {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
                     commit_once(&mut commit).await;
-                    return tracing::info!("took over {taken} sessions: the old process has ended");
+                    return tracing::info!("took over {}: the old process has ended", count(taken, "session"));
                 }
                 Err(error) => break error.to_string(),
             };
@@ -286,6 +286,8 @@ impl Commit<'_> {
         self.process.adopted.commit();
         self.process.gate.set(true);
         created::keep();
+        pid_file::publish();
+        log::follow_renames();
         self.manager.speak();
         let status = drain::serving(self.process.metrics.open());
         self.manager.tell(Message::Ready(&status)).await;

@@ -17,7 +17,7 @@ pub(in crate::run) struct Changes {
     pub(super) removed_users: Vec<(&'static str, Box<str>)>,
     /// Whether the limits of users differ.
     pub(super) has_other_users_limits: bool,
-    /// The settings that differ from those in force, and need a restart.
+    /// The settings that differ from those that the process runs with, and need a restart.
     pub(super) needs_restart: Vec<&'static str>,
 }
 

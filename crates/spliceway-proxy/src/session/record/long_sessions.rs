@@ -1,7 +1,9 @@
 //! Writes records of open sessions that are old.
 
+use std::future::pending;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::line;
@@ -12,9 +14,23 @@ use crate::session::registry::Sessions;
 /// The value of `end` in the records of sessions that have not ended.
 const OPEN: &str = "open";
 
-/// Writes a record of each open session about once in `interval`, and never returns.
-pub(crate) async fn write_open(sessions: &Sessions, interval: Duration) {
-    visit_old(sessions, interval, write_of_open).await;
+/// Writes a record of each open session about once in `interval`, which may change, and never
+/// returns.
+pub(crate) async fn write_open(sessions: &Sessions, mut interval: watch::Receiver<Option<Duration>>) {
+    loop {
+        let every = *interval.borrow_and_update();
+        let writing = async {
+            match every {
+                Some(every) => visit_old(sessions, every, write_of_open).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = writing => {}
+            // Without a sender, the interval is the last one.
+            Ok(()) = interval.changed() => {}
+        }
+    }
 }
 
 /// Visits each session that is older than `interval` about once in `interval`, and never returns.

@@ -128,14 +128,17 @@ tables! {
         /// Log level for stderr. `info` logs one line per session
         level: Value<Choice<LogLevelArg>> = "info"
             => MONITORING.named("log-level").takes("LEVEL").rare();
-        /// Format of the log and of the access log
+        /// Format of the log, and of the access log unless it has its own
         format: Value<Choice<LogFormatArg>> = "text", fixed
             => MONITORING.named("log-format").takes("FORMAT").rare();
         /// Where the records of sessions go: a file, `-` for stdout, `stderr` (among the other
         /// lines of the log), or `off`. The signal USR1 opens the file again
         access: Value<Records> = "stderr", fixed => MONITORING.named("access-log").takes("PLACE").rare();
+        /// Format of the access log in a file or on stdout [default: that of the log]
+        access_format: Value<Choice<LogFormatArg>>, fixed
+            => MONITORING.named("access-log-format").takes("FORMAT").rare().requires("access-log");
         /// Write a record of each open session about once in this time, with `end=open`; 0 = off
-        record_interval: Value<RecordTime> = "0", fixed => MONITORING.takes("TIME").rare();
+        record_interval: Value<RecordTime> = "0" => MONITORING.takes("TIME").rare();
     }
 
     Timeouts("timeouts", "a table [timeouts]") {
@@ -204,6 +207,9 @@ tables! {
         /// Name by which browsers may reach the status page, besides `localhost` and addresses. May
         /// be repeated
         status_host: List<Host>, fixed => MONITORING.takes("NAME").rare().requires("status-page");
+        /// File for the number of the process that serves. An upgrade replaces it, and the end of
+        /// the program removes it
+        pid_file: Value<File>, fixed => MONITORING.takes("FILE").rare();
         /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
         /// `unix:PATH[,mode=0600]` or `unix:@NAME`
         socket: Value<AdminSocket>, fixed => MONITORING.named("admin").takes("unix:PATH");
