@@ -162,6 +162,12 @@ impl Route {
     pub(crate) fn ends_tls(&self) -> bool {
         self.choice.ends_tls
     }
+
+    /// Returns a name that has this route.
+    pub(crate) fn example(&self) -> String {
+        let prefix = if self.pattern.starts_with('.') { "any" } else { "" };
+        format!("{prefix}{}", self.pattern)
+    }
 }
 
 const EXPECTED: &str = "expected NAME=HOST:PORT or *.NAME=HOST:PORT, such as example.com=10.0.0.7:443. \

@@ -42,13 +42,21 @@ pub(super) fn originator(
         return Ok(None);
     };
     let authorities = settings.authorities.clone();
-    Originator::new(settings).map(Some).map_err(|bad| {
+    let originator = Originator::new(settings).map_err(|bad| {
         let is_of_pair = bad.file().is_some_and(|file| authorities.as_deref() != Some(file));
         match &service.target_tls_cert {
             Some(certificate) if is_of_pair => Fault::new(certificate.at(), "target_tls_cert", bad.to_string()),
             _ => Fault::new(at, key, bad.to_string()),
         }
-    })
+    })?;
+    let at = service.target_tls_cert.as_ref().and_then(Value::at);
+    let doubts = originator.doubts();
+    warnings.extend(
+        doubts
+            .iter()
+            .map(|doubt| Fault::new(at, "target_tls_cert", doubt.to_string())),
+    );
+    Ok(Some(originator))
 }
 
 /// Returns how a service speaks TLS to targets and upstream proxies, or `None` if none of them

@@ -10,6 +10,9 @@ use crate::tls::certificate::PairFiles;
 use crate::tls::client_cert::ClientCertSettings;
 use crate::tls::server::{ServerSettings, Terminator};
 
+/// The most warnings about routes.
+const UNNAMED_MAX: usize = 8;
+
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
 pub(super) fn terminator(
     service: &Service,
@@ -37,6 +40,7 @@ pub(super) fn terminator(
         Fault::new(at, key, bad.to_string())
     })?;
     warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
+    warnings.extend(unnamed_routes(service, &terminator));
     let (key, at) = ("tls_client_ca", location(&service.tls_client_ca));
     let doubts = terminator.doubts_about_cas().into_iter();
     warnings.extend(doubts.map(|doubt| Fault::new(at, key, doubt)));
@@ -114,6 +118,24 @@ fn check_routes(service: &Service, given: Option<(&'static str, Option<usize>)>)
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the routes that end TLS for a name which no certificate has.
+fn unnamed_routes(service: &Service, terminator: &Terminator) -> Vec<Fault> {
+    let pairs = terminator.pairs();
+    let is_issued = |name: &str| {
+        let issued = terminator.acme().into_iter().flat_map(|acme| &acme.names);
+        issued.into_iter().any(|issued| **issued == *name)
+    };
+    let routes = service.route.iter().flat_map(|routes| routes.iter());
+    let unnamed = routes.filter_map(|route| {
+        let parsed = route.parsed();
+        let name = parsed.example();
+        let why = "ends TLS, and no certificate has this name, so clients get another one";
+        let is_unnamed = parsed.ends_tls() && !pairs.know(&name) && !is_issued(&name);
+        is_unnamed.then(|| Fault::new(route.at(), "route", format!("{} {why}", route.text())))
+    });
+    unnamed.take(UNNAMED_MAX).collect()
 }
 
 fn location(list: &Option<List<File>>) -> Option<usize> {

@@ -23,6 +23,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
+use super::chain::Doubt;
 use super::connect_error::ConnectError;
 use super::crypto::provider;
 use super::issuers::{Authority, NotAnIssuer};
@@ -74,6 +75,8 @@ struct InForce {
     fingerprint: u64,
     /// The files before they were read. A change while they are read is thus seen afterwards.
     stamps: Vec<Stamp>,
+    /// What servers may refuse about the certificate for them.
+    doubts: Arc<[Doubt]>,
 }
 
 /// What a handshake with a server has agreed on.
@@ -149,6 +152,11 @@ impl Originator {
     /// Returns whether servers would notice no difference.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.settings == other.settings && self.fingerprint() == other.fingerprint()
+    }
+
+    /// Returns what servers may refuse about the certificate for them.
+    pub(crate) fn doubts(&self) -> Arc<[Doubt]> {
+        Arc::clone(&self.in_force.read().doubts)
     }
 
     fn fingerprint(&self) -> u64 {
@@ -296,10 +304,12 @@ fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InF
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     // The configuration keeps the sessions of 256 names, for resumption.
+    let mut doubts = Vec::new();
     let config = match &settings.pair {
         None => config.with_no_client_auth(),
         Some(files) => {
             let pair = Pair::read(files, provider).map_err(Unusable::File)?;
+            doubts.extend(pair.doubts.into_iter().filter(|doubt| !doubt.is_for_servers()));
             pair.key.cert.hash(&mut hasher);
             config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.key)))
         }
@@ -311,6 +321,7 @@ fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InF
         checks: Arc::new(checks),
         fingerprint: hasher.finish(),
         stamps,
+        doubts: doubts.into(),
     })
 }
 

@@ -230,9 +230,15 @@ fn trusted(file: Option<&Path>) -> Vec<Finding> {
         ))
     });
     let noun = if count == 1 { "authority" } else { "authorities" };
+    // The others are the certificates of servers themselves.
+    let of_servers = match found.len().saturating_sub(count) {
+        0 => String::new(),
+        1 => " and the certificate of 1 server".to_owned(),
+        more => format!(" and the certificates of {more} servers"),
+    };
     // A file with many authorities may have some old ones for years.
     vec![match (ends.next(), ends.count()) {
-        (None, _) => finding(Verdict::Fine, format!("{count} {noun} for targets")),
+        (None, _) => finding(Verdict::Fine, format!("{count} {noun}{of_servers} for targets")),
         (Some(first), 0) => finding(Verdict::Doubtful, first),
         (Some(first), more) => finding(Verdict::Doubtful, format!("{first}. The same is true of {more} more")),
     }]

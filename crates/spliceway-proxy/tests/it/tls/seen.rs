@@ -111,25 +111,58 @@ fn the_status_shows_certificates_and_the_sessions_their_version() {
     assert!(text.contains("\n  TLS: 1 certificate, it ends in "), "{text}");
 }
 
-#[test]
-fn check_warns_of_a_certificate_that_clients_refuse() {
-    let pair = Pair::new(&["a.test"]);
+/// Makes a certificate that has ended.
+fn expire(pair: &Pair) {
     let mut params = rcgen::CertificateParams::new(vec!["a.test".to_owned()]).unwrap();
     params.not_after = rcgen::date_time_ymd(2001, 1, 1);
     let key = rcgen::KeyPair::generate().unwrap();
     pair.certificate.write(&params.self_signed(&key).unwrap().pem());
     pair.key.write(&key.serialize_pem());
-    let file = config(refusing(), &pair);
-    let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
-        .args(["check", "-c", file.path()])
-        .output()
-        .unwrap();
+}
+
+/// Returns what `spliceway check` says about a file without a fault.
+fn checked(file: &TextFile) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let output = command.args(["check", "-c", file.path()]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let warning = format!(
-        ": tls_cert: {}:1: the certificate has ended at 2001-01-01T00:00:00Z",
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+#[test]
+fn check_warns_of_certificates_that_peers_refuse() {
+    let pair = Pair::new(&["a.test"]);
+    expire(&pair);
+    let ended = format!(
+        "{}:1: the certificate has ended at 2001-01-01T00:00:00Z",
         pair.certificate.path()
     );
-    assert!(output.status.success() && text.contains(&warning), "{text}");
+    let text = checked(&config(refusing(), &pair));
+    assert!(text.contains(&format!(": tls_cert: {ended}")), "{text}");
+    let text = checked(&TextFile::new(&format!(
+        "[[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"tls://a.test:443\"\n\
+         target_tls_cert = \"{}\"\ntarget_tls_key = \"{}\"\n",
+        pair.certificate.path(),
+        pair.key.path()
+    )));
+    assert!(text.contains(&format!(": target_tls_cert: {ended}")), "{text}");
+}
+
+#[test]
+fn check_warns_of_a_route_whose_name_no_certificate_has() {
+    let pair = Pair::new(&["a.test", "*.b.test"]);
+    let text = checked(&TextFile::new(&format!(
+        "[[service]]\nkind = \"sni\"\nlisten = \"127.0.0.1:0\"\ntls_cert = \"{}\"\ntls_key = \"{}\"\nroute = [\n\
+         \"A.test=127.0.0.1:1,tls=end\",\n\"*.b.test=127.0.0.1:1,tls=end\",\n\"c.test=127.0.0.1:1\",\n\
+         \"b.test=127.0.0.1:1,tls=end\",\n\"*.a.test=127.0.0.1:1,tls=end\"]\n",
+        pair.certificate.path(),
+        pair.key.path()
+    )));
+    let why = "ends TLS, and no certificate has this name";
+    assert_eq!(text.matches(why).count(), 2, "{text}");
+    for place in [":10:1: route: b.test=", ":11:1: route: *.a.test="] {
+        assert!(text.contains(place), "{place}: {text}");
+    }
 }
 
 #[test]
@@ -181,7 +214,7 @@ fn doctor_checks_the_files_for_targets() {
     assert_eq!(code, Some(0), "{text}");
     for part in [
         "\nService forward\n",
-        " [authorities]\n             1 authority for targets\n",
+        " [authorities]\n             0 authorities and the certificate of 1 server for targets\n",
         " [pair]\n             for targets; it ends at ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
