@@ -40,6 +40,10 @@ PACKAGES = (
     ([sys.executable, "-c", "import ensurepip, venv"], "python3-venv"),
 )
 
+# Tools that Debian does not have, and that its Go cannot build: their Go modules. `--install` skips
+# them.
+GO_MODULES = {"ghostunnel": "github.com/ghostunnel/ghostunnel"}
+
 
 class Failed(Exception):
     """A tool cannot be installed."""
@@ -103,6 +107,8 @@ class Tools:
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
         if answers(proof, self.environment()):
             return None
+        if tool in GO_MODULES:
+            return f"`go install {GO_MODULES[tool]}@latest` installs it"
         return "cargo builds it" if tool == "rust" else "`--install` installs it"
 
     def _version_commands(self):
@@ -124,6 +130,7 @@ class Tools:
             "microsocks": ["dpkg-query", "--show", "microsocks"],
             "tinyproxy": ["tinyproxy", "-v"],
             **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "hitch", "openssl")},
+            "ghostunnel": ["ghostunnel", "--version"],
             # There are several packages of nginx itself.
             "nginx": ["dpkg-query", "--show", "libnginx-mod-stream"],
             "python": [*self._runners["{python}"], "-c", python],

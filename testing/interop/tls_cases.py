@@ -17,7 +17,7 @@ from pathlib import Path
 import origin
 from cases import Outcome
 from program import Failed, Program
-from tls_peers import NAME, PEERS, VERSIONS, Pair, Peer
+from tls_peers import NAME, PEERS, Pair, Peer
 
 PATIENCE_SECONDS = 25
 
@@ -65,7 +65,7 @@ def tls_cases():
     for peer in PEERS:
         for role, start in (("terminate", peer.originates), ("originate", peer.terminates)):
             ends = ENDS if role == "terminate" or peer.serves_half_closes else ENDS[1:]
-            for version in VERSIONS if start else ():
+            for version in peer.versions if start else ():
                 for end in ends:
                     yield TlsCase(peer, role, version, end)
 

@@ -69,6 +69,8 @@ class Peer:
     announces: bool = True
     # Whether it still sends everything to a client that has ended its side, where it terminates.
     serves_half_closes: bool = True
+    # The versions to which it can be restricted.
+    versions: tuple = VERSIONS
 
     @contextmanager
     def running(self, start, to, pair, version, folder):
@@ -180,10 +182,25 @@ def hitch_terminates(side):
     return ["hitch", f"--config={side.write(settings)}"]
 
 
+def ghostunnel(side, role, *words):
+    ends = ["--listen", f"127.0.0.1:{side.port}", "--target", f"127.0.0.1:{side.to}"]
+    return ["ghostunnel", role, *ends, "--disable-authentication", *words]
+
+
+def ghostunnel_originates(side):
+    return ghostunnel(side, "client", "--cacert", str(side.pair.certificate), "--override-server-name", NAME)
+
+
+def ghostunnel_terminates(side):
+    return ghostunnel(side, "server", "--cert", str(side.pair.certificate), "--key", str(side.pair.key))
+
+
 PEERS = (
     Peer("stunnel", "stunnel4", stunnel_originates, stunnel_terminates, serves_half_closes=False),
     Peer("HAProxy", "haproxy", haproxy_originates, haproxy_terminates),
     Peer("nginx", "nginx", nginx_originates, nginx_terminates, announces=False),
     Peer("socat", "socat", socat_originates, socat_terminates),
     Peer("hitch", "hitch", None, hitch_terminates, serves_half_closes=False),
+    # It has no option for the newest version.
+    Peer("ghostunnel", "ghostunnel", ghostunnel_originates, ghostunnel_terminates, versions=VERSIONS[1:]),
 )

@@ -81,6 +81,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                 Poll::Ready(Ok(()))
             }
             read => {
+                if read.is_pending() && self.inner.get_ref().1.wants_write() {
+                    // An answer of TLS itself, such as the refusal to renegotiate, does not wait
+                    // for data. The next write reports an error.
+                    let _ = Pin::new(&mut self.inner).poll_flush(cx);
+                }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
                 read

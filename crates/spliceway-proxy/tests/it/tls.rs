@@ -7,6 +7,7 @@ mod distrust;
 mod folder;
 mod hostile;
 mod originate;
+mod outside;
 mod relayed;
 mod renewed;
 mod seen;

@@ -19,6 +19,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use spliceway_net::has_tool;
 
 use super::client::{Client, Config, Pair};
+use super::client_cert::Authority;
 use crate::admin::Socket;
 use crate::handover::upgrade;
 use crate::harness::{
@@ -416,6 +417,32 @@ fn a_router_answers_for_the_names_whose_tls_it_ends() {
     let mut program = Program::start(&all);
     program.line(READ);
     assert!(client(router, "g.test").certificate() == state.certificate("g.test"));
+}
+
+#[test]
+fn a_service_for_clients_with_certificates_answers_the_server_without_one() {
+    let (address, state) = (refusing(), State::new("acme-client-ca"));
+    let Some(pebble) = Pebble::start(address.port(), 1, LONG) else {
+        return;
+    };
+    let authority = Authority::new("CA");
+    let file = TextFile::new(&authority.pem);
+    let mut arguments = pebble.arguments("k.test", &state);
+    arguments.extend(["--tls-client-ca".to_owned(), file.path().to_owned()]);
+    let mut program = forward(address, &arguments);
+    program.line(READ);
+    let issued = authority.host("ann.test", 1);
+    let config = Config::anything().name(Some("k.test"));
+    let mut stranger = Client::over(connect(address), &config).unwrap();
+    stranger.exchange(b"abc").unwrap_err();
+    assert!(program.line("end=denied:").contains("denied:tls_client_none"));
+    let config = Config::anything()
+        .name(Some("k.test"))
+        .client_cert(&issued.chain, &issued.key);
+    let mut client = Client::over(connect(address), &config).unwrap();
+    assert_eq!(client.exchange(b"abc").unwrap(), b"abc");
+    assert!(client.certificate() == state.certificate("k.test"));
+    assert!(program.line("bytes_up=3").contains("user=\"ann.test\""));
 }
 
 #[test]

@@ -4,13 +4,15 @@ mod authority;
 mod chains;
 mod changed;
 mod header;
+mod routes;
 mod users;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, date_time_ymd};
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
 use crate::harness::{Program, TextFile, accept, echo, listen, refused_to_start, refusing, was_reached};
-use authority::{Authority, Issued, dns, email, uri};
+pub(crate) use authority::Authority;
+use authority::{Issued, dns, email, uri};
 
 const VERSIONS: [&[&rustls::SupportedProtocolVersion]; 2] = [TLS12, TLS13];
 

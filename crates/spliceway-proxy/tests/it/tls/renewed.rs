@@ -2,8 +2,11 @@
 
 use crate::handover::upgrade;
 use crate::harness::{Program, TextFile, accept, echo, listen, read_exactly};
+use rustix::process::Signal;
+use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
 
@@ -118,4 +121,43 @@ fn clients_of_the_process_before_resume_in_the_next() {
     for config in &configs {
         assert!(exchange(address, config).is_resumed());
     }
+}
+
+#[test]
+fn an_upgrade_whose_key_cannot_be_read_leaves_the_old_process_in_charge() {
+    let pair = Pair::new(&["a.test"]);
+    let (old, key) = (pair.der(), pair.key.path());
+    let file = config(echo("127.0.0.1:0"), &pair);
+    let mut program = Program::run(&file);
+    let hidden = format!("{key}.hidden");
+    let mut session = exchange_open(program.address);
+    for (is_hidden, expected) in [(true, "No such file or directory"), (false, "chmod o= ")] {
+        if is_hidden {
+            fs::rename(key, &hidden).unwrap();
+        } else {
+            fs::set_permissions(key, PermissionsExt::from_mode(0o644)).unwrap();
+        }
+        program.signal(Signal::USR2);
+        let line = program.line("the upgrade failed, and this process serves on: ");
+        for part in [expected, key, file.path()] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        session.send(b"abc");
+        assert_eq!(session.receive(3), b"abc");
+        assert!(exchange(program.address, &Config::anything()).certificate() == old);
+        if is_hidden {
+            fs::rename(&hidden, key).unwrap();
+        }
+    }
+    fs::set_permissions(key, PermissionsExt::from_mode(0o600)).unwrap();
+    let _next = upgrade(&mut program, None);
+    assert!(exchange(program.address, &Config::anything()).certificate() == old);
+}
+
+/// Returns a client whose session stays open.
+fn exchange_open(address: SocketAddr) -> Client {
+    let mut client = Client::over(crate::harness::connect(address), &Config::anything()).unwrap();
+    client.send(b"abc");
+    assert_eq!(client.receive(3), b"abc");
+    client
 }
