@@ -249,6 +249,33 @@ fn a_page_that_opens_later_has_the_seconds_before() {
 }
 
 #[test]
+fn of_many_services_the_page_has_those_that_fail_and_the_first_ones() {
+    let mut config = "[admin]\nmetrics = \"127.0.0.1:0\"\nstatus_page = true\n".to_owned();
+    let dead = [refusing(), refusing()];
+    for number in 0..120 {
+        config += &format!(
+            "[[service]]\nname = \"s{number}\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = [\"{}\", \"{}\"]\n",
+            dead[0], dead[1]
+        );
+    }
+    config += "check = \"connect\"\ncheck_interval = \"100ms\"\n";
+    let program = Program::run(&TextFile::new(&config));
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let sums: Value = serde_json::from_str(&get(&program, "/status.json", "localhost").1).unwrap();
+        let services = sums["services"].as_array().unwrap();
+        if services.first().is_some_and(|first| first["health"] == "failing") {
+            assert_eq!((services.len(), &sums["services_left_out"]), (100, &json!(20)));
+            let names: Vec<_> = services.iter().map(|one| one["name"].as_str().unwrap()).collect();
+            assert_eq!((names[0], names[1], names[99]), ("s119", "s0", "s98"));
+            return;
+        }
+        assert!(Instant::now() < until, "{sums}");
+        let_pass(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn the_sums_say_how_many_sessions_failed_and_why() {
     let program = Program::forward(refusing(), &["--status-page"]);
     for _ in 0..3 {
