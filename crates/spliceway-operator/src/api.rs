@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 pub struct Status {
     pub version: String,
+    /// The name of the machine.
+    pub host: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// The time of this answer, in seconds since 1970.
+    pub time: f64,
     pub started: String,
     pub uptime_seconds: f64,
     /// `serving`, `draining`, or `failed: PART`.
@@ -18,10 +22,15 @@ pub struct Status {
     pub ready: bool,
     pub sessions: SessionCounts,
     pub rates: Rates,
+    /// The sum of all services.
+    pub recent: Recent,
     pub services: Vec<ServiceStatus>,
+    /// The services that the status page leaves out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub services_left_out: u64,
     pub pipes: Pipes,
     /// Reasons for which directions copied, without those that never occurred.
-    pub fallbacks: Vec<Fallback>,
+    pub fallbacks: Vec<ReasonCount>,
     pub limits: Limits,
     pub log: LogStatus,
     /// Whether the last update of the quota file has worked. `None` if there is no such file.
@@ -53,10 +62,52 @@ pub struct Rates {
     pub sessions: f64,
 }
 
+/// The sessions of about the last minute.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Recent {
+    pub over_seconds: f64,
+    /// The sessions that began.
+    pub sessions: u64,
+    /// The sessions that failed for a reason of the service or of a target.
+    pub failed: u64,
+    /// The sessions that were refused for a reason of their client.
+    pub refused: u64,
+    /// The reasons of both, the most frequent first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<ReasonCount>,
+}
+
+/// Whether a service needs the operator, the worst first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// No backend gets clients, or most sessions fail.
+    Failing,
+    /// Some backends get no clients, or a part of the sessions fails.
+    Degraded,
+    /// The service works. A value that this version does not know counts as this one.
+    #[default]
+    #[serde(other)]
+    Ok,
+}
+
+/// How many backends get clients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendCounts {
+    pub up: u64,
+    /// Those that the operator has drained.
+    pub draining: u64,
+    pub all: u64,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceStatus {
     pub name: String,
+    /// Whether the service needs the operator.
+    pub health: Health,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,
     /// `accepting`, `draining`, or `removed` while sessions of a removed service still run.
@@ -71,6 +122,10 @@ pub struct ServiceStatus {
     pub datagrams_up: u64,
     pub datagrams_down: u64,
     pub rates: Rates,
+    pub recent: Recent,
+    /// `None` if the service has no choice of backends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend_counts: Option<BackendCounts>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<Backend>,
     /// Clients that wait for a backend.
@@ -136,6 +191,18 @@ pub struct Backend {
     pub connections: u64,
     pub failures: u64,
     pub ejections: u64,
+    /// Why and since when the backend is down or ejected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<Trouble>,
+}
+
+/// Why and since when something does not work.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Trouble {
+    pub since: String,
+    pub for_seconds: u64,
+    pub why: String,
 }
 
 /// The pipe pool.
@@ -150,9 +217,10 @@ pub struct Pipes {
     pub denied: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+/// How often something happened for this reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Fallback {
+pub struct ReasonCount {
     pub reason: String,
     pub count: u64,
 }

@@ -6,6 +6,7 @@
 
 pub mod api;
 mod client;
+mod health;
 mod orders;
 mod status;
 pub mod text;

@@ -121,9 +121,28 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
         if let Some(tls) = &service.tls {
             tls::lines(text, tls)?;
         }
+        failures(text, service)?;
         backends(text, service)?;
     }
     Ok(())
+}
+
+/// Writes how many sessions failed in the last minute, and why.
+fn failures(text: &mut String, service: &ServiceStatus) -> fmt::Result {
+    let recent = &service.recent;
+    if recent.reasons.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "  {} failed and {} refused of {} in the last {:.0} s:",
+        recent.failed,
+        recent.refused,
+        recent.whole(),
+        recent.over_seconds
+    )?;
+    let mut reasons = recent.reasons.iter();
+    reasons.try_for_each(|one| writeln!(text, "    {} {}", one.count, one.reason))
 }
 
 fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
@@ -139,6 +158,9 @@ fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
             "  to {}  {}{backup}{weight}, active {}, connected {}, failed {}",
             backend.name, backend.state, backend.sessions, backend.connections, backend.failures
         )?;
+        if let (Some(trouble), Some((time, why))) = (&backend.trouble, backend.trouble()) {
+            writeln!(text, "     for {time}, since {}: {why}", trouble.since)?;
+        }
     }
     match service.waiting {
         0 => Ok(()),
@@ -170,7 +192,44 @@ pub(crate) fn uptime(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{Fallback, Limits, LogStatus, Pipes, SessionCounts};
+    use crate::api::{Backend, Limits, LogStatus, Pipes, ReasonCount, Recent, SessionCounts, Trouble};
+
+    fn service(large: u64, sessions: SessionCounts) -> ServiceStatus {
+        ServiceStatus {
+            name: "forward".to_owned(),
+            listen: vec!["[2001:db8:1111:2222:3333:4444:5555:6666]:65535".to_owned()],
+            state: "accepting".to_owned(),
+            sessions,
+            bytes_up: large,
+            bytes_down: large,
+            spliced_up: large,
+            recent: Recent {
+                over_seconds: 60.1,
+                sessions: 10,
+                failed: 7,
+                refused: 2,
+                reasons: [(7, "no_backend"), (2, "client")]
+                    .map(|(count, reason)| ReasonCount {
+                        reason: reason.to_owned(),
+                        count,
+                    })
+                    .into(),
+            },
+            backends: vec![Backend {
+                name: "192.0.2.1:80".to_owned(),
+                state: "down".to_owned(),
+                connections: 9,
+                failures: 3,
+                trouble: Some(Trouble {
+                    since: "2026-11-27T00:31:23Z".to_owned(),
+                    for_seconds: 125,
+                    why: "no answer in time".to_owned(),
+                }),
+                ..Backend::default()
+            }],
+            ..ServiceStatus::default()
+        }
+    }
 
     #[test]
     fn the_status_has_80_columns_even_with_large_numbers() {
@@ -195,16 +254,7 @@ mod tests {
             uptime_seconds: 1e8,
             sessions: counts.clone(),
             rates,
-            services: vec![ServiceStatus {
-                name: "forward".to_owned(),
-                listen: vec!["[2001:db8:1111:2222:3333:4444:5555:6666]:65535".to_owned()],
-                state: "accepting".to_owned(),
-                sessions: counts,
-                bytes_up: large,
-                bytes_down: large,
-                spliced_up: large,
-                ..ServiceStatus::default()
-            }],
+            services: vec![service(large, counts)],
             pipes: Pipes {
                 lent: 65_536,
                 idle: 65_536,
@@ -212,7 +262,7 @@ mod tests {
                 denied: 999_999,
                 ..Pipes::default()
             },
-            fallbacks: vec![Fallback {
+            fallbacks: vec![ReasonCount {
                 reason: "pipe_budget".to_owned(),
                 count: 12,
             }],
@@ -229,6 +279,13 @@ mod tests {
             ..Status::default()
         };
         let text = shown(&status);
+        for line in [
+            "  7 failed and 2 refused of 10 in the last 60 s:\n    7 no_backend\n    2 client\n",
+            "  to 192.0.2.1:80  down, active 0, connected 9, failed 3\n     for 2m05s, since 2026-11-27T00:31:23Z: \
+             no answer in time\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("up 1157d09h"), "{text}");
         assert!(text.contains("909 TiB"), "{text}");

@@ -37,6 +37,37 @@ pub(crate) fn bytes(bytes: f64) -> String {
     format!("{scaled:.0} {}", UNITS[5])
 }
 
+/// Returns a number of bytes in the kind of unit in which `quota` was given. Its last digits tell:
+/// 1,000,000 bytes were given as `1MB`, and 1,048,576 as `1MiB`.
+pub(crate) fn bytes_like(bytes: u64, quota: u64) -> String {
+    const DECIMAL: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    const BINARY: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    // The largest unit of which the quota is a whole multiple.
+    let largest = |base: u64| {
+        let powers = (0..6).map(|power| base.pow(power));
+        powers
+            .take_while(|unit| quota.is_multiple_of(*unit))
+            .last()
+            .unwrap_or(1)
+    };
+    let (decimal, binary) = (largest(1000), largest(1024));
+    let (unit, base, units) = if decimal > binary {
+        (decimal, 1000_u64, DECIMAL)
+    } else {
+        (binary, 1024, BINARY)
+    };
+    if bytes > 0 && bytes.is_multiple_of(unit) {
+        return format!("{} {}", bytes / unit, units[unit.ilog(base) as usize]);
+    }
+    let (mut scaled, mut power) = (bytes as f64, 0);
+    while scaled >= 999.5 && power < 5 {
+        scaled /= base as f64;
+        power += 1;
+    }
+    let digits = if scaled < 9.995 && power > 0 { 1 } else { 0 };
+    format!("{scaled:.digits$} {}", units[power])
+}
+
 /// Returns a share in per cent, or `-` of nothing.
 pub(crate) fn percent(part: f64, whole: f64) -> String {
     if whole > 0.0 && part < whole {
@@ -78,6 +109,26 @@ mod tests {
             [0, 1, 2].map(|number| count(number, "session")),
             ["0 sessions", "1 session", "2 sessions"]
         );
+    }
+
+    #[test]
+    fn a_quota_is_shown_in_the_unit_in_which_it_was_given() {
+        const MIB: u64 = 1 << 20;
+        for (bytes, quota, expected) in [
+            (1_000_000, 1_000_000, "1 MB"),
+            (730_000, 1_000_000, "730 kB"),
+            (1_234_567, 2_000_000, "1.2 MB"),
+            (0, 1_000_000, "0 B"),
+            (MIB, MIB, "1 MiB"),
+            (1536 * MIB, 1536 * MIB, "1536 MiB"),
+            (1_500_000_000, 1_500_000_000, "1500 MB"),
+            (1000 << 10, 1000 << 10, "1000 KiB"),
+            (10_000_000_000_000, 10_000_000_000_000, "10 TB"),
+            (12_345, 12_345, "12345 B"),
+            (5_000, 10 << 30, "4.9 KiB"),
+        ] {
+            assert_eq!(bytes_like(bytes, quota), expected, "{bytes} of {quota}");
+        }
     }
 
     #[test]

@@ -7,8 +7,11 @@
 //!   thread `spliceway-tty` ── end of the terminal ──▶ main thread
 //! ```
 
+mod help;
 mod model;
 mod screen;
+mod services;
+mod style;
 
 use std::io::{self, IsTerminal};
 use std::path::Path;

@@ -9,7 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::api::{UserPage, UserStatus};
 use crate::client::{self, Error, PATIENCE};
-use crate::text::{bytes, percent};
+use crate::text::{bytes, bytes_like, percent};
 
 /// Returns a table of all users.
 pub(crate) async fn list(socket: &Path) -> Result<String, Error> {
@@ -61,14 +61,16 @@ pub(crate) fn table(text: &mut String, users: &[UserStatus]) -> fmt::Result {
             }
         });
         for period in shown {
-            let quota = period.quota.map_or("-".to_owned(), |quota| bytes(quota as f64));
+            let quota = period.quota.map_or("-".to_owned(), |quota| bytes_like(quota, quota));
+            let used = period
+                .quota
+                .map_or_else(|| bytes(period.bytes as f64), |quota| bytes_like(period.bytes, quota));
             let share = period
                 .quota
                 .map_or("-".to_owned(), |quota| percent(period.bytes as f64, quota as f64));
             writeln!(
                 text,
-                "{name:<20} {sessions:>9} {:>9} {quota:>10} {share:>6} {:>20}",
-                bytes(period.bytes as f64),
+                "{name:<20} {sessions:>9} {used:>9} {quota:>10} {share:>6} {:>20}",
                 period.resets
             )?;
             // The second line is about the same user.

@@ -33,6 +33,7 @@ use crate::reach::balance::Balancer;
 use crate::tls::server::Terminator;
 pub(crate) use exposition::Exposition;
 use histogram::Histogram;
+pub(crate) use histogram::Times;
 pub(crate) use process::ProcessMetrics;
 use samples::Labels;
 pub(crate) use samples::Samples;
@@ -138,6 +139,11 @@ impl Metrics {
 
     pub(crate) fn connected(&self, time: Duration) {
         self.connect_times.observe(time);
+    }
+
+    /// Returns the times of connects so far.
+    pub(crate) fn connect_times(&self) -> Times {
+        self.connect_times.times()
     }
 
     /// Records the time of a TLS handshake that has succeeded.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
 
-use crate::api::{SessionView, Status};
+use crate::api::{Backend, ServiceStatus, SessionView, Status};
 
 /// The longest filter, which fits into the last line of a screen of 80 columns.
 const FILTER_MAX: usize = 40;
@@ -23,6 +23,7 @@ pub(super) struct Model {
     pub(super) is_reversed: bool,
     pub(super) filter: String,
     pub(super) mode: Mode,
+    pub(super) view: View,
     /// The last thing to say: the result of a command, or why there is no answer.
     pub(super) notice: Option<String>,
     /// Whether there are more sessions than were read.
@@ -53,6 +54,15 @@ pub(super) enum Sort {
     Client,
 }
 
+/// What the table has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum View {
+    #[default]
+    Sessions,
+    Services,
+    Backends,
+}
+
 /// What keys mean.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -62,6 +72,8 @@ pub(super) enum Mode {
     Filter,
     /// The next key decides whether this session is ended.
     Confirm(u64),
+    /// The next key closes the help.
+    Help,
 }
 
 /// What the operator asks for.
@@ -78,6 +90,16 @@ pub(super) struct Update {
     pub(super) has_more: bool,
     /// The time since the answer before.
     pub(super) after: Option<Duration>,
+}
+
+impl View {
+    fn next(self) -> Self {
+        match self {
+            Self::Sessions => Self::Services,
+            Self::Services => Self::Backends,
+            Self::Backends => Self::Sessions,
+        }
+    }
 }
 
 impl Sort {
@@ -164,6 +186,7 @@ impl Model {
             code => code,
         };
         match std::mem::take(&mut self.mode) {
+            Mode::Help => return None,
             Mode::Browse => return self.browse(code),
             Mode::Confirm(id) => return (code == KeyCode::Char('y')).then_some(Wish::Close(id)),
             Mode::Filter => match code {
@@ -193,14 +216,27 @@ impl Model {
             self.table.select(self.selected.map(|_| row));
         };
         match key {
-            KeyCode::Char('q') | KeyCode::Esc => return Some(Wish::Quit),
+            KeyCode::Char('q') => return Some(Wish::Quit),
+            KeyCode::Esc if !self.filter.is_empty() => {
+                self.filter.clear();
+                self.arrange();
+            }
+            KeyCode::Esc if self.view != View::Sessions => self.view = View::Sessions,
+            KeyCode::Esc => return Some(Wish::Quit),
+            KeyCode::Char('?') => self.mode = Mode::Help,
+            KeyCode::Tab => self.view = self.view.next(),
+            KeyCode::Char('1') => self.view = View::Sessions,
+            KeyCode::Char('2') => self.view = View::Services,
+            KeyCode::Char('3') => self.view = View::Backends,
+            KeyCode::Char('/') => self.mode = Mode::Filter,
+            // Only the sessions can be selected, sorted and ended.
+            _ if self.view != View::Sessions => {}
             KeyCode::Down => go_to(selected.map_or(0, |at| at + 1)),
             KeyCode::Up => go_to(at.saturating_sub(1)),
             KeyCode::PageDown => go_to(at + PAGE),
             KeyCode::PageUp => go_to(at.saturating_sub(PAGE)),
             KeyCode::Home => go_to(0),
             KeyCode::End => go_to(usize::MAX),
-            KeyCode::Char('/') => self.mode = Mode::Filter,
             KeyCode::Char('s') => {
                 self.sort = self.sort.next();
                 self.arrange();
@@ -231,6 +267,29 @@ impl Model {
         });
         self.table.select(row);
         self.selected = row.map(|row| self.rows[row].session.id);
+    }
+
+    /// Returns the services that the filter selects. Those that need the operator come first.
+    pub(super) fn services(&self) -> Vec<&ServiceStatus> {
+        let services = self.status.services.iter();
+        let mut services: Vec<_> = services.filter(|one| one.name.contains(&self.filter)).collect();
+        services.sort_by_key(|service| service.health);
+        services
+    }
+
+    /// Returns the backends whose name or service the filter selects. Those without clients come
+    /// first.
+    pub(super) fn backends(&self) -> Vec<(&ServiceStatus, &Backend)> {
+        let services = self.status.services.iter();
+        let backends = services.flat_map(|service| service.backends.iter().map(move |backend| (service, backend)));
+        let is_selected = |(service, backend): &(&ServiceStatus, &Backend)| {
+            [&service.name, &backend.name, &backend.state]
+                .iter()
+                .any(|text| text.contains(&self.filter))
+        };
+        let mut backends: Vec<_> = backends.filter(is_selected).collect();
+        backends.sort_by_key(|(_, backend)| backend.trouble.is_none());
+        backends
     }
 
     /// Returns the session with this number, if it is on the screen.
@@ -298,6 +357,33 @@ mod tests {
         assert_eq!(ids(&model), [1, 2, 3]);
         press(&mut model, "rssss");
         assert_eq!((model.sort, &ids(&model)[..]), (Sort::Age, &[3, 2, 1][..]));
+    }
+
+    #[test]
+    fn escape_undoes_one_thing_after_another_and_then_quits() {
+        let mut model = Model::default();
+        update(&mut model, &[1, 1, 1], None);
+        let escape = |model: &mut Model| model.key(KeyEvent::from(KeyCode::Esc));
+        press(&mut model, "/.2.3\n");
+        model.key(KeyEvent::from(KeyCode::Tab));
+        press(&mut model, "?");
+        assert_eq!((&model.mode, model.view), (&Mode::Help, View::Services));
+        assert_eq!(press(&mut model, "q"), None, "closes the help");
+        press(&mut model, "?");
+        assert_eq!((escape(&mut model), &model.mode), (None, &Mode::Browse));
+        assert_eq!((model.filter.as_str(), ids(&model)), (".2.3", vec![3]));
+        assert_eq!((escape(&mut model), ids(&model).len()), (None, 3));
+        assert_eq!((escape(&mut model), model.view), (None, View::Sessions));
+        assert_eq!(escape(&mut model), Some(Wish::Quit));
+    }
+
+    #[test]
+    fn only_the_view_of_sessions_ends_sessions() {
+        let mut model = Model::default();
+        update(&mut model, &[1, 1], None);
+        assert_eq!(press(&mut model, "↓2ky"), None);
+        assert_eq!(press(&mut model, "3ky"), None);
+        assert_eq!(press(&mut model, "1ky"), Some(Wish::Close(1)));
     }
 
     #[test]

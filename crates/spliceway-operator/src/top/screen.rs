@@ -8,7 +8,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
-use super::model::{Mode, Model, Row};
+use super::model::{Mode, Model, Row, View};
+use super::style::{DIM, HEAD, NARROW, cell};
+use super::{help, services};
 use crate::api::SessionView;
 use crate::status::{fallbacks, share, uptime};
 use crate::text::{bytes, percent, time};
@@ -17,13 +19,15 @@ use crate::tls::{self, Urgency};
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;
 
-const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
-const HEAD: Style = Style::new().add_modifier(Modifier::REVERSED);
 
 /// The columns that are not on every screen.
 #[derive(Clone, Copy)]
 struct Shown {
+    /// The number of the session, and the share of its bytes that were spliced.
+    details: bool,
+    /// The service, if there are several.
+    service: bool,
     /// The share of a quota that the session's user has used, if there is such a user.
     quota: bool,
     /// The version of TLS, if a session has one.
@@ -33,15 +37,20 @@ struct Shown {
 }
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
-    let summary = summary(model);
+    let summary = summary(model, frame.area().width);
     let height = Constraint::Length(summary.len().try_into().unwrap_or(u16::MAX));
     let [head, table, foot] = Layout::vertical([height, Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
     frame.render_widget(Paragraph::new(summary), head);
-    sessions(frame, table, model);
-    frame.render_widget(Paragraph::new(keys(model)), foot);
+    match (&model.mode, model.view) {
+        (Mode::Help, _) => help::draw(frame, table),
+        (_, View::Sessions) => sessions(frame, table, model),
+        (_, View::Services) => services::draw_services(frame, table, model),
+        (_, View::Backends) => services::draw_backends(frame, table, model),
+    }
+    frame.render_widget(Paragraph::new(keys(model, foot.width)), foot);
 }
 
-fn summary(model: &Model) -> Vec<Line<'static>> {
+fn summary(model: &Model, width: u16) -> Vec<Line<'static>> {
     let status = &model.status;
     let (ready, color) = if status.ready {
         ("ready", Color::Green)
@@ -58,15 +67,26 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
             state,
             Span::raw(format!("  up {uptime}  pid {}", status.pid.unwrap_or_default())),
         ]),
-        Line::from(format!(
-            "sessions {} of {}, {:.1} new/s   up {}/s   down {}/s   spliced {}",
-            status.sessions.active,
-            status.limits.sessions,
-            rates.sessions,
-            bytes(rates.bytes_up),
-            bytes(rates.bytes_down),
-            share(rates)
-        )),
+        Line::from(if width < NARROW {
+            format!(
+                "sessions {}/{}, {:.1}/s  up {}/s  down {}/s",
+                status.sessions.active,
+                status.limits.sessions,
+                rates.sessions,
+                bytes(rates.bytes_up),
+                bytes(rates.bytes_down)
+            )
+        } else {
+            format!(
+                "sessions {} of {}, {:.1} new/s   up {}/s   down {}/s   spliced {}",
+                status.sessions.active,
+                status.limits.sessions,
+                rates.sessions,
+                bytes(rates.bytes_up),
+                bytes(rates.bytes_down),
+                share(rates)
+            )
+        }),
         Line::from(format!(
             "pipes {} lent, {} idle, {}/{} pages   fallbacks {}",
             status.pipes.lent,
@@ -76,6 +96,7 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
             fallbacks(status)
         )),
     ];
+    lines.extend(services::summary(model));
     lines.extend(tls::summary(&status.services).map(|(text, urgency)| {
         let style = match urgency {
             Urgency::None => Style::new(),
@@ -90,19 +111,30 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     let shown = Shown {
+        details: area.width >= NARROW,
+        service: area.width >= NARROW && model.status.services.len() > 1,
         quota: model.rows.iter().any(|row| row.session.quota_used.is_some()),
         tls: model.rows.iter().any(|row| row.session.tls.is_some()),
         more: area.width >= WIDE,
     };
-    let mut columns = vec![
-        ("ID", Constraint::Length(6), false),
+    let mut columns = Vec::new();
+    if shown.details {
+        columns.push(("ID", Constraint::Length(6), false));
+    }
+    if shown.service {
+        let width = if shown.more { 16 } else { 10 };
+        columns.push(("SERVICE", Constraint::Length(width), false));
+    }
+    columns.extend([
         ("CLIENT", Constraint::Fill(1), false),
         ("TARGET", Constraint::Fill(1), false),
         ("UP/s", Constraint::Length(7), true),
         ("DOWN/s", Constraint::Length(7), true),
-        ("SPL", Constraint::Length(5), true),
-        ("AGE", Constraint::Length(6), true),
-    ];
+    ]);
+    if shown.details {
+        columns.push(("SPL", Constraint::Length(5), true));
+    }
+    columns.push(("AGE", Constraint::Length(6), true));
     if shown.quota {
         columns.push(("QUOTA", Constraint::Length(5), true));
     }
@@ -146,15 +178,23 @@ fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
     let moved = session.bytes_up.saturating_add(session.bytes_down);
     let spliced = session.spliced_up.saturating_add(session.spliced_down);
     let millis = |millis: u64| time(Duration::from_millis(millis));
-    let mut cells = vec![
-        cell(session.id.to_string(), false),
+    let mut cells = Vec::new();
+    if shown.details {
+        cells.push(cell(session.id.to_string(), false));
+    }
+    if shown.service {
+        cells.push(cell(session.service.clone(), false));
+    }
+    cells.extend([
         cell(session.client.clone(), false),
         cell(target(session), false),
         cell(bytes(row.up), true),
         cell(bytes(row.down), true),
-        cell(percent(spliced as f64, moved as f64), true),
-        cell(millis(session.duration_ms), true),
-    ];
+    ]);
+    if shown.details {
+        cells.push(cell(percent(spliced as f64, moved as f64), true));
+    }
+    cells.push(cell(millis(session.duration_ms), true));
     if shown.quota {
         let used = session.quota_used.map(|used| percent(used, 1.0));
         cells.push(cell(used.unwrap_or_else(|| "-".to_owned()), true));
@@ -178,13 +218,8 @@ fn target(session: &SessionView) -> String {
     }
 }
 
-fn cell(text: String, is_number: bool) -> Cell<'static> {
-    let line = Line::from(text);
-    Cell::from(if is_number { line.right_aligned() } else { line })
-}
-
 /// The last line: a question, a notice, or what the keys do.
-fn keys(model: &Model) -> Line<'static> {
+fn keys(model: &Model, width: u16) -> Line<'static> {
     let alert = Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD);
     match &model.mode {
         Mode::Confirm(id) => {
@@ -195,18 +230,26 @@ fn keys(model: &Model) -> Line<'static> {
             return Line::styled(format!("End session {id}{client}? y = yes, any other key = no"), alert);
         }
         Mode::Filter => return Line::styled(format!("Filter: {}_   Enter = keep, Esc = clear", model.filter), alert),
+        Mode::Help => return Line::styled("any key = back", alert),
         Mode::Browse => {}
     }
     if let Some(notice) = &model.notice {
         return Line::styled(notice.clone(), alert);
     }
-    let mut text = format!(
-        "q quit   ↑↓ select   s sort: {}   r reverse   k end session   / filter",
-        model.sort.name()
-    );
-    if !model.filter.is_empty() {
-        text.push_str(&format!(": {}", model.filter));
-    }
+    let filter = if model.filter.is_empty() {
+        "/ filter".to_owned()
+    } else {
+        format!("/ filter: {}   Esc = clear", model.filter)
+    };
+    let mut text = match model.view {
+        View::Sessions if width >= 80 => {
+            let sort = model.sort.name();
+            format!("q quit   ? help   Tab services   s sort: {sort}   r reverse   k end   {filter}")
+        }
+        View::Sessions => format!("q quit  ? help  Tab services  {filter}"),
+        View::Services => format!("q quit  ? help  Tab backends  Esc sessions  {filter}"),
+        View::Backends => format!("q quit  ? help  Tab sessions  {filter}"),
+    };
     if model.has_more {
         text.push_str(&format!("   first {}", model.rows.len()));
     }
@@ -220,7 +263,10 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::api::{Fallback, Limits, Pipes, Rates, ServiceStatus, SessionCounts, Status, TlsStatus};
+    use crate::api::{
+        Backend, BackendCounts, Health, Limits, Pipes, Rates, ReasonCount, Recent, ServiceStatus, SessionCounts,
+        Status, TlsStatus, Trouble,
+    };
     use crate::top::model::Update;
 
     /// Two answers, one second after another. The last two sessions do not relay yet.
@@ -270,7 +316,7 @@ mod tests {
                     pages: 321,
                     ..Pipes::default()
                 },
-                fallbacks: vec![Fallback {
+                fallbacks: vec![ReasonCount {
                     reason: "pipe_budget".to_owned(),
                     count: 2,
                 }],
@@ -380,6 +426,101 @@ mod tests {
         model.key(KeyEvent::from(KeyCode::Esc));
         model.say("session 3 is closing".to_owned());
         assert_eq!(last(&mut model), "session 3 is closing");
+    }
+
+    /// Two services, of which one has lost its backends.
+    fn failing() -> Model {
+        let mut model = model();
+        let recent = Recent {
+            over_seconds: 60.0,
+            sessions: 416,
+            failed: 416,
+            refused: 0,
+            reasons: vec![ReasonCount {
+                reason: "denied:no_backend".to_owned(),
+                count: 416,
+            }],
+        };
+        let backend = |name: &str, why: &str| Backend {
+            name: name.to_owned(),
+            state: "down".to_owned(),
+            trouble: Some(Trouble {
+                since: "2026-11-27T00:31:23Z".to_owned(),
+                for_seconds: 125,
+                why: why.to_owned(),
+            }),
+            ..Backend::default()
+        };
+        let service = |name: &str| ServiceStatus {
+            name: name.to_owned(),
+            state: "accepting".to_owned(),
+            ..ServiceStatus::default()
+        };
+        let dead = ServiceStatus {
+            health: Health::Failing,
+            recent,
+            backend_counts: Some(BackendCounts {
+                up: 0,
+                draining: 0,
+                all: 2,
+            }),
+            backends: vec![
+                backend("192.0.2.1:80", "cannot connect to 192.0.2.1:80: Connection refused"),
+                backend("192.0.2.2:80", "no answer in time"),
+            ],
+            ..service("web")
+        };
+        model.status.services = vec![service("socks5"), dead];
+        model
+    }
+
+    #[test]
+    fn the_views_of_services_and_backends_say_what_fails_and_why() {
+        let mut model = failing();
+        let lines = |model: &mut Model, width| {
+            let screen = drawn(model, width, 24);
+            screen.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(&mut model, 60)[3], "failing: web");
+        model.key(KeyEvent::from(KeyCode::Tab));
+        let screen = lines(&mut model, 100);
+        assert_eq!(
+            screen[6],
+            "web                100 %   0 of 2       0     0.0      0 B      0 B 416 denied:no_backend"
+        );
+        assert!(screen[7].starts_with("socks5    "), "{screen:?}");
+        assert_eq!(
+            lines(&mut model, 60)[6],
+            "web         100 %   0 of 2       0     0.0      0 B      0 B"
+        );
+        model.key(KeyEvent::from(KeyCode::Tab));
+        assert_eq!(
+            lines(&mut model, 60)[6],
+            "192.0.2.1:80           down      2m05s Connection refused"
+        );
+        let wide = lines(&mut model, 120);
+        assert!(
+            wide[6].starts_with("web ") && wide[7].ends_with(" 2m05s no answer in time"),
+            "{wide:?}"
+        );
+    }
+
+    #[test]
+    fn a_session_has_its_service_and_narrow_screens_have_short_lines() {
+        let screen = drawn(&mut failing(), 80, 24);
+        assert!(screen.contains("\nID     SERVICE    CLIENT "), "{screen}");
+        assert!(screen.contains("\n1201   socks5     192.0.2.1:"), "{screen}");
+        let narrow = drawn(&mut failing(), 60, 24);
+        for line in [
+            "sessions 18/500000, 0.4/s  up 4.7 KiB/s  down 38 MiB/s",
+            "192.0.2.1:50001    198.51.100.7:443     300 B  19 MiB 17m17s",
+            "q quit  ? help  Tab services  / filter",
+        ] {
+            assert!(narrow.lines().any(|have| have == line), "{narrow}");
+        }
+        let mut model = failing();
+        model.key(KeyEvent::from(KeyCode::Char('?')));
+        assert!(drawn(&mut model, 60, 24).contains("leaves the view, then"));
     }
 
     #[test]

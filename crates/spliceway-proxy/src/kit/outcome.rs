@@ -45,6 +45,15 @@ pub(crate) enum SessionEnd {
     Quota,
 }
 
+/// Whose fault it is that a client did not get what it asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailureOf {
+    /// The service or a target failed.
+    Service,
+    /// The client was refused for what it is, or for what it asked for.
+    Client,
+}
+
 /// Why a target was not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectFailure {
@@ -104,6 +113,25 @@ impl Outcome {
 impl From<SessionEnd> for Outcome {
     fn from(end: SessionEnd) -> Self {
         Self { end, cause: None }
+    }
+}
+
+impl SessionEnd {
+    /// Returns whose fault it is that the client did not get what it asked for. `None` means that
+    /// it was served.
+    pub(crate) fn failure(self) -> Option<FailureOf> {
+        match self {
+            Self::ConnectFailed(_)
+            | Self::Denied(
+                Refusal::NoBackend
+                | Refusal::QueueFull
+                | Refusal::QueueTimeout
+                | Refusal::Sessions
+                | Refusal::TlsNoCertificate,
+            ) => Some(FailureOf::Service),
+            Self::Denied(_) => Some(FailureOf::Client),
+            _ => None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, Reason, RelayStats, RelaySummary};
 
 use crate::access::datagram_counts::{DatagramStats, DatagramSummary, Dropped};
-use crate::kit::outcome::SessionEnd;
+use crate::kit::outcome::{FailureOf, SessionEnd};
 use crate::kit::refusal::Refusal;
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
@@ -80,6 +80,9 @@ pub(crate) struct Totals {
     /// For each reason in [`Reason::ALL`], how often it made a direction copy. A fallback that
     /// begins and ends between two calls of [`Traffic::totals`] may be missed.
     pub(crate) fallbacks: [u64; Reason::ALL.len()],
+    /// The sessions that failed, and those that were refused.
+    pub(crate) failed: u64,
+    pub(crate) refused: u64,
 }
 
 /// Bytes by direction and path.
@@ -150,6 +153,18 @@ impl Traffic {
 
     pub(super) fn outcomes(&self) -> Outcomes {
         self.ledger().outcomes.clone()
+    }
+
+    /// Returns how often sessions failed or were refused, by the end.
+    pub(crate) fn failures(&self) -> Vec<(SessionEnd, u64)> {
+        let ledger = self.ledger();
+        let ended = ledger.outcomes.ended.iter();
+        ended.filter(|(end, _)| end.failure().is_some()).copied().collect()
+    }
+
+    /// Returns the number of sessions that have begun in this process.
+    pub(crate) fn begun(&self) -> u64 {
+        self.sessions.load(Ordering::Relaxed)
     }
 
     /// Returns how many sessions have ended in this way.
@@ -247,7 +262,14 @@ impl Traffic {
             bytes, mut datagrams, ..
         } = ledger.scan.take_if(|_| is_last)?;
         datagrams.add(&self.strays.snapshot());
+        let of = |whose| {
+            let ended = ledger.outcomes.ended.iter();
+            let failed = ended.filter(|(end, _)| end.failure() == Some(whose));
+            failed.map(|(_, count)| count).sum()
+        };
         Some(Totals {
+            failed: of(FailureOf::Service),
+            refused: of(FailureOf::Client),
             sessions: self.sessions.load(Ordering::Relaxed),
             bytes,
             datagrams,

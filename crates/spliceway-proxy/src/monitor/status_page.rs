@@ -8,9 +8,15 @@ use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Request, StatusCode};
+use serde::Serialize;
+use spliceway_operator::api::Status;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use crate::monitor::history::Point;
 use crate::monitor::http_server::{Answer, PLAIN, response, set};
 use crate::monitor::overview::Overview;
 
@@ -25,14 +31,50 @@ pub(super) struct StatusPage {
     /// The names by which browsers may reach the page, besides `localhost` and addresses.
     hosts: Vec<Box<str>>,
     overview: Arc<Overview>,
+    sums: Cached,
+    history: Cached,
+}
+
+/// An answer that is written once per second at most, for all readers.
+#[derive(Default)]
+struct Cached(Mutex<Option<(Instant, Bytes)>>);
+
+/// The sums of one second.
+#[derive(Serialize)]
+struct Sums {
+    #[serde(flatten)]
+    status: Status,
+    /// The last second of the charts.
+    point: Option<Point>,
+}
+
+impl Cached {
+    /// Returns the answer of this second. Other readers wait while one of them lets it be written,
+    /// and their workers do other work.
+    async fn of(&self, second: Option<Instant>, write: impl Future<Output = Vec<u8>>) -> Bytes {
+        let mut cached = self.0.lock().await;
+        match (&*cached, second) {
+            (Some((at, json)), Some(second)) if *at == second => json.clone(),
+            _ => {
+                let json = Bytes::from(write.await);
+                *cached = second.map(|second| (second, json.clone()));
+                json
+            }
+        }
+    }
 }
 
 impl StatusPage {
     pub(super) fn new(hosts: Vec<Box<str>>, overview: Arc<Overview>) -> Self {
-        Self { hosts, overview }
+        Self {
+            hosts,
+            overview,
+            sums: Cached::default(),
+            history: Cached::default(),
+        }
     }
 
-    pub(super) fn answer<B>(&self, request: &Request<B>) -> Answer {
+    pub(super) async fn answer<B>(&self, request: &Request<B>) -> Answer {
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         if !host.is_some_and(|host| is_own(host, &self.hosts)) {
             let why = "the status page has another name: use an address, localhost, or a name of --status-host\n";
@@ -40,7 +82,8 @@ impl StatusPage {
         }
         let mut answer = match request.uri().path() {
             "/" => page(),
-            _ => self.sums(),
+            "/history.json" => json(self.history().await),
+            _ => json(self.sums().await),
         };
         set(&mut answer, CACHE_CONTROL, "no-store");
         set(&mut answer, X_CONTENT_TYPE_OPTIONS, "nosniff");
@@ -48,14 +91,29 @@ impl StatusPage {
         answer
     }
 
-    fn sums(&self) -> Answer {
-        let sums = serde_json::to_vec(&self.overview.aggregates());
-        response(
-            StatusCode::OK,
-            JSON,
-            sums.expect("these types have only text and numbers"),
-        )
+    async fn sums(&self) -> Bytes {
+        let write = async {
+            let sums = Sums {
+                status: self.overview.aggregates().await,
+                point: self.overview.last_point(),
+            };
+            written(&sums)
+        };
+        self.sums.of(self.overview.sampled(), write).await
     }
+
+    async fn history(&self) -> Bytes {
+        let write = async { written(&self.overview.points()) };
+        self.history.of(self.overview.sampled(), write).await
+    }
+}
+
+fn json(body: Bytes) -> Answer {
+    response(StatusCode::OK, JSON, body)
+}
+
+fn written(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("these types have only text and numbers")
 }
 
 fn page() -> Answer {

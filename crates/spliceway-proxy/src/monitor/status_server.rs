@@ -36,7 +36,7 @@ impl Answers for StatusServer {
             ("/metrics", _) => self.metrics(Exposition::accepted_by(request.headers())).await,
             ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
             ("/readyz", _) => self.readiness(),
-            ("/" | "/status.json", Some(page)) => page.answer(&request),
+            ("/" | "/status.json" | "/history.json", Some(page)) => page.answer(&request).await,
             (_, Some(_)) => not_found("try /, /metrics, /healthz or /readyz\n"),
             (_, None) => not_found("try /metrics, /healthz or /readyz\n"),
         }

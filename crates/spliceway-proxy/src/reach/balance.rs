@@ -22,6 +22,7 @@ mod probe;
 mod queue;
 mod settings;
 mod tries;
+mod trouble;
 mod watch;
 
 pub(crate) use backend::{BackendState, BackendStatus, Failure};

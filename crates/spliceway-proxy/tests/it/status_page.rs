@@ -2,13 +2,16 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use spliceway_net::has_tool;
 
-use crate::harness::{PATIENCE, Program, accept, connect, let_pass, listen, pattern, read_exactly};
+use crate::harness::{
+    PATIENCE, Program, TextFile, accept, connect, is_closed, let_pass, listen, pattern, read_exactly, refusing,
+};
 
 /// A browser that is driven through its pipe (Chrome DevTools protocol).
 struct Browser {
@@ -25,7 +28,9 @@ struct Browser {
 impl Browser {
     /// Starts the browser with a blank page.
     fn start() -> Self {
-        let profile = std::env::temp_dir().join(format!("spliceway-browser-{}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let profile = std::env::temp_dir().join(format!("spliceway-browser-{}-{number}", std::process::id()));
         // The browser reads requests from descriptor 3 and writes answers to descriptor 4.
         let script = "exec chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                       --disable-background-networking --disable-extensions --remote-debugging-pipe \
@@ -184,10 +189,122 @@ fn the_page_in_a_browser_moves_and_agrees_with_the_metrics() {
 }
 
 #[test]
+fn the_page_shows_a_dead_service_first_and_since_when_nothing_answers() {
+    if !has_tool("chromium", "chromium") {
+        return;
+    }
+    let (_listener, target) = listen();
+    let dead = [refusing(), refusing()];
+    let program = Program::run(&TextFile::new(&format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\nstatus_page = true\n\
+         [[service]]\nname = \"fine\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n\
+         [[service]]\nname = \"dead\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\n\
+         to = [\"{}\", \"{}\"]\ncheck = \"connect\"\ncheck_interval = \"100ms\"\n",
+        dead[0], dead[1]
+    )));
+    let mut browser = Browser::start();
+    let url = format!("http://{}/", program.metrics());
+    browser.call("Page.navigate", json!({"url": url}));
+    let row = "document.querySelector('#services tr').className";
+    browser.await_value(row, &json!("first failing"));
+    let name = "document.querySelector('#services td').textContent";
+    assert_eq!(browser.value(name), json!("dead"));
+    let alert = "document.getElementById('alert').textContent";
+    assert_eq!(browser.value(alert), json!("Failing: dead (0 of 2 backends up)"));
+    assert_eq!(
+        browser.value("document.getElementById('state').textContent"),
+        json!("1 of 2 services failing")
+    );
+    drop(program);
+    let silent = format!("/^No answer since .*, for .*s. The numbers are old.$/.test({alert})");
+    browser.await_value(&silent, &json!(true));
+    assert_eq!(browser.value("document.body.classList.contains('old')"), json!(true));
+}
+
+#[test]
+fn a_page_that_opens_later_has_the_seconds_before() {
+    let (listener, target) = listen();
+    let program = Program::forward(target, &["--status-page"]);
+    let until = Instant::now() + PATIENCE;
+    let mut sessions = None;
+    loop {
+        let history: Value = serde_json::from_str(&get(&program, "/history.json", "localhost").1).unwrap();
+        let points = history.as_array().unwrap();
+        if !points.is_empty() {
+            sessions.get_or_insert_with(|| (program.connect(), accept(&listener)));
+        }
+        if points.len() >= 2 && points.last().unwrap()["open"] == 1 {
+            let began: f64 = points.iter().map(|point| point["new"].as_f64().unwrap()).sum();
+            assert!((0.5..1.5).contains(&began), "{history}");
+            let fields = points[0].as_object().unwrap();
+            assert!(
+                fields.values().all(|value| value.is_number() || value.is_null()),
+                "{history}"
+            );
+            return;
+        }
+        assert!(Instant::now() < until, "{history}");
+        let_pass(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn of_many_services_the_page_has_those_that_fail_and_the_first_ones() {
+    let mut config = "[admin]\nmetrics = \"127.0.0.1:0\"\nstatus_page = true\n".to_owned();
+    let dead = [refusing(), refusing()];
+    for number in 0..120 {
+        config += &format!(
+            "[[service]]\nname = \"s{number}\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = [\"{}\", \"{}\"]\n",
+            dead[0], dead[1]
+        );
+    }
+    config += "check = \"connect\"\ncheck_interval = \"100ms\"\n";
+    let program = Program::run(&TextFile::new(&config));
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let sums: Value = serde_json::from_str(&get(&program, "/status.json", "localhost").1).unwrap();
+        let services = sums["services"].as_array().unwrap();
+        if services.first().is_some_and(|first| first["health"] == "failing") {
+            assert_eq!((services.len(), &sums["services_left_out"]), (100, &json!(20)));
+            let names: Vec<_> = services.iter().map(|one| one["name"].as_str().unwrap()).collect();
+            assert_eq!((names[0], names[1], names[99]), ("s119", "s0", "s98"));
+            return;
+        }
+        assert!(Instant::now() < until, "{sums}");
+        let_pass(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_sums_say_how_many_sessions_failed_and_why() {
+    let program = Program::forward(refusing(), &["--status-page"]);
+    for _ in 0..3 {
+        assert!(is_closed(&mut program.connect()));
+    }
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let sums: Value = serde_json::from_str(&get(&program, "/status.json", "localhost").1).unwrap();
+        let recent = &sums["services"][0]["recent"];
+        if recent["failed"] == 3 {
+            assert_eq!(
+                recent["reasons"],
+                json!([{"reason": "connect_failed:ECONNREFUSED", "count": 3}])
+            );
+            assert_eq!(sums["services"][0]["health"], "failing");
+            assert_eq!(sums["recent"]["failed"], 3);
+            assert!(sums["host"].as_str().is_some_and(|host| !host.is_empty()));
+            return;
+        }
+        assert!(Instant::now() < until, "{sums}");
+        let_pass(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn the_page_answers_only_to_its_own_names_and_only_if_asked_for() {
     let (_listener, target) = listen();
     let program = Program::forward(target, &["--status-page", "--status-host", "status.example.com"]);
-    for path in ["/", "/status.json"] {
+    for path in ["/", "/status.json", "/history.json"] {
         // Port because the name is not opened.
         for host in ["127.0.0.1:9100", "localhost", "[::1]:80", "status.example.com"] {
             let (head, _) = get(&program, path, host);
@@ -210,7 +327,7 @@ fn the_page_answers_only_to_its_own_names_and_only_if_asked_for() {
     let (other, _) = get(&program, "/", "localhost");
     assert!(!other.contains(nonce), "each answer has another nonce");
     let plain = Program::forward(target, &[]);
-    for path in ["/", "/status.json"] {
+    for path in ["/", "/status.json", "/history.json"] {
         assert!(get(&plain, path, "localhost").0.starts_with("HTTP/1.1 404 "), "{path}");
     }
 }

@@ -1,6 +1,7 @@
 //! A backend, as all sessions and all balancers of its service share it.
 
 use parking_lot::Mutex;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tokio::time::Instant;
 
 use super::check::{CheckSettings, Checked};
 use super::ejection::{Availability, Ejection};
+use super::trouble::{Trouble, Troubles};
 
 /// What a weight of 1 is for a policy, so that a backend that starts slowly can have less.
 pub(super) const WEIGHT_UNIT: u32 = 16;
@@ -23,11 +25,12 @@ pub(super) struct Backend {
     pub(super) active: AtomicU32,
     pub(super) ejection: Mutex<Ejection>,
     pub(super) checked: Mutex<Checked>,
+    pub(super) troubles: Mutex<Troubles>,
     /// The weight that the operator has set, or [`NOT_SET`].
     set_weight: AtomicU32,
     pub(super) connections: AtomicU64,
     pub(super) failures: [AtomicU64; Failure::ALL.len()],
-    pub(super) ejections: AtomicU64,
+    ejections: AtomicU64,
     /// Good and failed checks.
     checks: [AtomicU64; 2],
 }
@@ -58,6 +61,8 @@ pub(crate) struct BackendStatus {
     pub(crate) ejections: u64,
     /// The number of good and of failed checks so far.
     pub(crate) checks: [u64; 2],
+    /// Why and since when it is down or ejected.
+    pub(crate) trouble: Option<Trouble>,
 }
 
 /// Whether a backend gets clients.
@@ -87,6 +92,15 @@ impl Failure {
             Self::EarlyEnd => "early_end",
         }
     }
+
+    /// Returns the reason for the operator.
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::Connect => "it could not be reached",
+            Self::SlowConnect => "connecting took too long",
+            Self::EarlyEnd => "it ended sessions without an answer",
+        }
+    }
 }
 
 impl Backend {
@@ -96,6 +110,7 @@ impl Backend {
             active: AtomicU32::new(0),
             ejection: Mutex::default(),
             checked: Mutex::default(),
+            troubles: Mutex::default(),
             set_weight: AtomicU32::new(NOT_SET),
             connections: AtomicU64::new(0),
             failures: Default::default(),
@@ -128,6 +143,11 @@ impl Backend {
             failures: self.failures.each_ref().map(count),
             ejections: count(&self.ejections),
             checks: self.checks.each_ref().map(count),
+            trouble: match state {
+                BackendState::Down => self.troubles.lock().down.clone(),
+                BackendState::Ejected => self.troubles.lock().ejected.clone(),
+                BackendState::Up | BackendState::Draining => None,
+            },
         }
     }
 
@@ -145,13 +165,40 @@ impl Backend {
     }
 
     /// Records the result of a check. Returns whether the backend is up, if that has changed.
-    pub(super) fn record_check(&self, is_good: bool, settings: &CheckSettings) -> Option<bool> {
+    pub(super) fn record_check<E: fmt::Display>(
+        &self,
+        result: &Result<(), E>,
+        settings: &CheckSettings,
+    ) -> Option<bool> {
+        let is_good = result.is_ok();
         self.checks[usize::from(!is_good)].fetch_add(1, Ordering::Relaxed);
         let changed = self.checked.lock().record(is_good, settings);
+        let down = &mut self.troubles.lock().down;
+        match result {
+            Err(error) if self.is_down() => *down = Some(Trouble::continued(down.take(), error)),
+            Ok(()) if !self.is_down() => *down = None,
+            _ => {}
+        }
         if changed == Some(true) {
             self.ejection.lock().is_up_again(Instant::now());
         }
         changed
+    }
+
+    /// Records why the backend is ejected. A trial that fails continues the ejection.
+    pub(super) fn ejected(&self, failure: Failure, is_trial: bool) {
+        self.ejections.fetch_add(1, Ordering::Relaxed);
+        let ejected = &mut self.troubles.lock().ejected;
+        let before = ejected.take().filter(|_| is_trial);
+        *ejected = Some(Trouble::continued(before, &failure.sentence()));
+    }
+
+    /// Takes over why another process gave the backend no clients.
+    pub(super) fn take_over_troubles(&self, earlier: Troubles) {
+        let is_down = self.is_down();
+        let mut troubles = self.troubles.lock();
+        troubles.ejected = earlier.ejected;
+        troubles.down = earlier.down.or(troubles.down.take()).filter(|_| is_down);
     }
 
     /// Returns the part of its weight that the backend has now: less than 1 if it is up again for

@@ -15,6 +15,7 @@ use super::balancer::{Balancer, Entry, Inner};
 use super::check::Checked;
 use super::ejection::{Ejection, HandedOverEjection};
 use super::settings::{BackendSettings, Members, WEIGHT_MAX};
+use super::trouble::Troubles;
 
 /// The state of one backend.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,7 @@ pub(crate) struct HandedOverBackend {
     set_weight: Option<u32>,
     ejection: HandedOverEjection,
     checks: Checked,
+    troubles: Troubles,
 }
 
 /// What the lookup of a name has said about a member.
@@ -53,6 +55,7 @@ impl Balancer {
                 set_weight: backend.weight(),
                 ejection: backend.ejection.lock().to_hand_over(now),
                 checks: *backend.checked.lock(),
+                troubles: backend.troubles.lock().clone(),
             }
         };
         self.inner.lock().entries.iter().map(state).collect()
@@ -71,6 +74,7 @@ impl Balancer {
                 backend.set_weight(earlier.set_weight.filter(|weight| *weight <= WEIGHT_MAX));
                 *backend.ejection.lock() = Ejection::take_over(earlier.ejection, now);
                 backend.checked.lock().take_over(earlier.checks);
+                backend.take_over_troubles(earlier.troubles.clone());
             }
         }
         drop(inner);

@@ -227,7 +227,7 @@ impl Lease {
                 .failed(is_trial, credit, settings, may_eject, now)
         });
         if let Some(time) = ejected {
-            backend.ejections.fetch_add(1, Ordering::Relaxed);
+            backend.ejected(failure, is_trial);
             tracing::warn!(
                 service = self.balancer.service(),
                 backend = backend.name(),

@@ -382,3 +382,33 @@ fn another_backend_is_preferred_only_if_this_one_gets_no_clients() {
     // No other backend would be better.
     assert_eq!(preferred(), [false, false, false]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_says_why_and_since_when_it_gets_no_clients() {
+    let check = one_check();
+    let settings = BalanceSettings {
+        check: Some(check.clone()),
+        ..balancer(Policy::First, &["a:1", "b:1"], None).settings.clone()
+    };
+    let balancer = Balancer::new("web", &settings, None);
+    let trouble = |index: usize| balancer.status()[index].trouble.clone();
+    let backend = Arc::clone(&balancer.inner.lock().entries[0].backend);
+    assert_eq!(trouble(0), None);
+    balancer.record_check(&backend, &check, Err(probe::Unhealthy::TooSlow));
+    let first = trouble(0).unwrap();
+    assert_eq!(&*first.why, "no answer in time");
+    balancer.record_check(&backend, &check, Err(probe::Unhealthy::Unexpected(b"no".to_vec())));
+    let second = trouble(0).unwrap();
+    assert_eq!((&*second.why, second.since), ("unexpected answer \"no\"", first.since));
+    balancer.record_check(&backend, &check, Ok(()));
+    assert_eq!(trouble(0), None);
+    any(&balancer).failed(Failure::Connect);
+    let ejected = trouble(0).unwrap();
+    assert_eq!(&*ejected.why, "it could not be reached");
+    // The client that tries again fails, too.
+    tokio::time::advance(5 * SECOND).await;
+    any(&balancer).failed(Failure::SlowConnect);
+    let again = trouble(0).unwrap();
+    assert_eq!((&*again.why, again.since), ("connecting took too long", ejected.since));
+    assert_eq!(trouble(1), None);
+}

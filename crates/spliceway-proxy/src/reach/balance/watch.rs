@@ -54,7 +54,7 @@ impl Balancer {
         settings: &CheckSettings,
         result: Result<(), Unhealthy>,
     ) {
-        let changed = backend.record_check(result.is_ok(), settings);
+        let changed = backend.record_check(&result, settings);
         let (service, backend) = (self.service(), backend.name());
         match (changed, result) {
             (Some(true), _) => tracing::info!(service, backend, "a backend is up again"),

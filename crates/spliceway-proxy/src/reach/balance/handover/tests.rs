@@ -30,6 +30,8 @@ async fn another_process_knows_which_backends_get_no_clients() {
     for _ in 0..2 {
         hand_over(&old, &new);
         assert_eq!(new.status()[0].weight, 7);
+        assert_eq!(new.status()[3].trouble, old.status()[0].trouble);
+        assert!(new.status()[3].trouble.is_some());
         let expected = [
             ("d:1", BackendState::Up),
             ("c:1", BackendState::Up),
@@ -78,6 +80,7 @@ fn the_first_check_of_another_process_is_newer_than_what_is_taken_over() {
     hand_over(&old, &new);
     let is_up = |balancer: &Balancer| states(balancer).into_iter().map(|(_, state)| state == BackendState::Up);
     assert_eq!(is_up(&new).collect::<Vec<_>>(), [true, true]);
+    assert!(new.status().iter().all(|one| one.trouble.is_none()));
     record(&new, 1, false);
     assert_eq!(
         is_up(&new).collect::<Vec<_>>(),
