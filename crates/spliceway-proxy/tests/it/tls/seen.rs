@@ -153,8 +153,8 @@ fn check_warns_of_a_route_whose_name_no_certificate_has() {
     let pair = Pair::new(&["a.test", "*.b.test"]);
     let text = checked(&TextFile::new(&format!(
         "[[service]]\nkind = \"sni\"\nlisten = \"127.0.0.1:0\"\ntls_cert = \"{}\"\ntls_key = \"{}\"\nroute = [\n\
-         \"A.test=127.0.0.1:1,tls=end\",\n\"*.b.test=127.0.0.1:1,tls=end\",\n\"c.test=127.0.0.1:1\",\n\
-         \"b.test=127.0.0.1:1,tls=end\",\n\"*.a.test=127.0.0.1:1,tls=end\"]\n",
+         \"A.test=back.test:80,tls=end\",\n\"*.b.test=back.test:80,tls=end\",\n\"c.test=back.test:80\",\n\
+         \"b.test=back.test:80,tls=end\",\n\"*.a.test=back.test:80,tls=end\"]\n",
         pair.certificate.path(),
         pair.key.path()
     )));
