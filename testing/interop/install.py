@@ -33,6 +33,8 @@ PACKAGES = (
     (["nginx"], "nginx-light"),
     (["test", "-e", NGINX_STREAM], "libnginx-mod-stream"),
     (["hitch"], "hitch"),
+    (["danted"], "dante-server"),
+    (["ip"], "iproute2"),
     (["perl", "-MIO::Socket::Socks", "-e", "1"], "libio-socket-socks-perl"),
     (["node"], "nodejs"),
     (["npm"], "npm"),
@@ -103,7 +105,8 @@ class Tools:
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
         if answers(proof, self.environment()):
             return None
-        return "cargo builds it" if tool == "rust" else "`--install` installs it"
+        remedies = {"rust": "cargo builds it", "realm": "there is no package; build it from its source"}
+        return remedies.get(tool, "`--install` installs it")
 
     def _version_commands(self):
         distributions = "'aiohttp', 'aiohttp-socks', 'dnspython', 'PySocks', 'python-socks'"
@@ -124,6 +127,7 @@ class Tools:
             "microsocks": ["dpkg-query", "--show", "microsocks"],
             "tinyproxy": ["tinyproxy", "-v"],
             **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "hitch", "openssl")},
+            "danted": ["dpkg-query", "--show", "dante-server"],
             # There are several packages of nginx itself.
             "nginx": ["dpkg-query", "--show", "libnginx-mod-stream"],
             "python": [*self._runners["{python}"], "-c", python],
