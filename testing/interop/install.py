@@ -33,6 +33,8 @@ PACKAGES = (
     (["nginx"], "nginx-light"),
     (["test", "-e", NGINX_STREAM], "libnginx-mod-stream"),
     (["hitch"], "hitch"),
+    (["danted"], "dante-server"),
+    (["ip"], "iproute2"),
     (["perl", "-MIO::Socket::Socks", "-e", "1"], "libio-socket-socks-perl"),
     (["node"], "nodejs"),
     (["npm"], "npm"),
@@ -40,9 +42,11 @@ PACKAGES = (
     ([sys.executable, "-c", "import ensurepip, venv"], "python3-venv"),
 )
 
-# Tools that Debian does not have, and that its Go cannot build: their Go modules. `--install` skips
-# them.
-GO_MODULES = {"ghostunnel": "github.com/ghostunnel/ghostunnel"}
+# Tools that Debian does not have, and how to get them. `--install` skips them.
+UNPACKAGED = {
+    "ghostunnel": "`go install github.com/ghostunnel/ghostunnel@latest` installs it",
+    "realm": "there is no package; build it from its source",
+}
 
 
 class Failed(Exception):
@@ -107,9 +111,8 @@ class Tools:
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
         if answers(proof, self.environment()):
             return None
-        if tool in GO_MODULES:
-            return f"`go install {GO_MODULES[tool]}@latest` installs it"
-        return "cargo builds it" if tool == "rust" else "`--install` installs it"
+        remedies = {"rust": "cargo builds it", **UNPACKAGED}
+        return remedies.get(tool, "`--install` installs it")
 
     def _version_commands(self):
         distributions = "'aiohttp', 'aiohttp-socks', 'dnspython', 'PySocks', 'python-socks'"
@@ -131,6 +134,7 @@ class Tools:
             "tinyproxy": ["tinyproxy", "-v"],
             **{tool: ["dpkg-query", "--show", tool] for tool in ("stunnel4", "haproxy", "hitch", "openssl")},
             "ghostunnel": ["ghostunnel", "--version"],
+            "danted": ["dpkg-query", "--show", "dante-server"],
             # There are several packages of nginx itself.
             "nginx": ["dpkg-query", "--show", "libnginx-mod-stream"],
             "python": [*self._runners["{python}"], "-c", python],

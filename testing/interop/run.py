@@ -18,8 +18,9 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import install  # noqa: E402
-from cases import SECRET, USER, Runner, cases  # noqa: E402
+from cases import SECRET, USER, Outcome, Runner, cases  # noqa: E402
 from clients import modes  # noqa: E402
+from migration import MigrationCase, migration_cases  # noqa: E402
 from tls_cases import TlsCase, tls_cases  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def main():
         except install.Failed as failed:
             print(f"interop: {failed}", file=sys.stderr)
             return 1
-    every = [*cases(modes()), *tls_cases()]
+    every = [*cases(modes()), *tls_cases(), *migration_cases()]
     chosen = [case for case in every if all(word in str(case).split() for word in options.words)]
     if options.list:
         print(*chosen, sep="\n")
@@ -81,7 +82,7 @@ def sort_out(chosen, tools):
         if not missing:
             runnable.append(case)
             continue
-        if install.GO_MODULES.keys() >= set(missing):
+        if install.UNPACKAGED.keys() >= set(missing):
             optional += 1
         else:
             skipped += 1
@@ -111,6 +112,9 @@ def run_all(program, runner, runnable, jobs):
     started, failed = time.monotonic(), 0
 
     def run(case):
+        if isinstance(case, MigrationCase):
+            seconds, faults, log = case.run(program)
+            return Outcome(case, seconds, faults, log, None)
         return case.run(program) if isinstance(case, TlsCase) else runner.run(case)
 
     with ThreadPoolExecutor(jobs) as pool:

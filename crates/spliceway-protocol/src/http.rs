@@ -24,7 +24,7 @@ pub use answer::Answer;
 pub(super) use basic::encode as basic_credentials;
 pub use chunks::{Chunks, Malformed};
 pub use forward::for_proxy;
-pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response};
+pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response, wrong_password};
 
 use super::message::Message;
 use super::{Credentials, Demand, Proof, Refused};

@@ -8,6 +8,7 @@ mod hash_password;
 mod print;
 #[cfg(test)]
 mod tests;
+mod user;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Source, settle, tls_files};
 use action::Action;
 use args::ServiceArgs;
+use user::UserCommand;
 
 #[cfg(test)]
 pub(crate) use tests::typed;
@@ -67,7 +69,7 @@ Examples:
   spliceway mixed -l :1080 --auth-file users   SOCKS and HTTP proxy for users
   spliceway sni -l :443 --route NAME=HOST:PORT forward TLS clients by name
   spliceway run -c spliceway.toml              serve what a file describes
-  spliceway hash-password                      hash a password for the file
+  spliceway user add users ann                 add a user to the file
 
 `spliceway COMMAND --help` shows all options.";
 
@@ -140,8 +142,21 @@ Examples:
 const HASH_EXAMPLES: &str = "\
 Examples:
   spliceway hash-password                      asks for the password twice
-  (printf 'ann:'; spliceway hash-password) >> users
-  pass show proxy | spliceway hash-password    reads it from a pipe";
+  spliceway hash-password ann                  prints a line of a user file
+  pass show proxy | spliceway hash-password    reads it from a pipe
+
+`spliceway user add FILE NAME` adds the line to a file.";
+
+const USER_EXAMPLES: &str = "\
+Examples:
+  spliceway user add users ann                 asks for the password twice
+  pass show proxy | spliceway user add users ann
+  spliceway user passwd users ann
+  spliceway user del users ann && spliceway reload --end-sessions
+  spliceway user list users
+
+The other lines of the file stay as they are. A running program reads the file
+again at `spliceway reload` or SIGHUP.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -268,9 +283,19 @@ enum Command {
     },
     /// Print the JSON schema of configuration files, for editors
     Schema,
+    /// Add, remove and list the users in the file of --auth-file, and set passwords
+    #[command(after_help = USER_EXAMPLES)]
+    User {
+        #[command(subcommand)]
+        command: UserCommand,
+    },
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
-    HashPassword,
+    HashPassword {
+        /// Name of the user, to print the line NAME:HASH
+        #[arg(value_parser = user::name)]
+        name: Option<String>,
+    },
     /// Try on this machine what zero copy needs. The exit code is 0 if zero copy works
     Doctor {
         /// Print JSON
@@ -368,7 +393,8 @@ impl Cli {
     /// Returns an error for a fault that clap cannot detect.
     fn action(self) -> Result<Action, Refused> {
         match self.command {
-            Some(Command::HashPassword) => Ok(Action::HashPassword),
+            Some(Command::HashPassword { name }) => Ok(Action::HashPassword(name)),
+            Some(Command::User { command }) => Ok(Action::User(command)),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }

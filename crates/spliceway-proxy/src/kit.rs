@@ -13,4 +13,5 @@ pub(crate) mod named_file;
 pub(crate) mod outcome;
 pub(crate) mod pid_file;
 pub(crate) mod refusal;
+pub(crate) mod replacement;
 pub(crate) mod tls_failure;

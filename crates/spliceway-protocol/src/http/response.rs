@@ -118,6 +118,11 @@ fn whole(status: &str, fields: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
+/// Returns the response to a request with a wrong user name or password. The client may try others.
+pub fn wrong_password() -> Vec<u8> {
+    with_text(Status::AuthenticationRequired, "Wrong user name or password.")
+}
+
 /// Returns the response to a request with a body whose chunked encoding is not valid.
 pub fn no_chunks() -> Vec<u8> {
     with_text(Status::BadRequest, "The request body is not valid chunked encoding.")
@@ -172,7 +177,11 @@ mod tests {
     fn every_own_answer_has_a_one_line_body_and_announces_the_close() {
         let responses = Status::ALL.map(response).into_iter();
         let failures = Failure::ALL.map(failed).into_iter();
-        for bytes in responses.chain(failures).chain(Refusal::ALL.map(Refusal::answer)) {
+        for bytes in responses
+            .chain(failures)
+            .chain(Refusal::ALL.map(Refusal::answer))
+            .chain([wrong_password()])
+        {
             let (code, fields, body) = taken_apart(&bytes);
             assert!(body.ends_with('\n') && body.lines().count() == 1, "{body:?}");
             assert!(

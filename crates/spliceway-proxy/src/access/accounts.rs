@@ -131,18 +131,17 @@ impl Accounts {
         self.account_of(user).and_then(|account| account.enter(true).ok())
     }
 
-    /// Resets the account of this user. Returns `false` if there is none.
-    pub(crate) fn reset(&self, user: &str) -> bool {
+    /// Resets the account of this user. Returns what the user had used, such as `1.7 MB today`, or
+    /// `None` if there is no account.
+    pub(crate) fn reset(&self, user: &str) -> Option<String> {
         let is_known = {
             let all = self.all();
             all.accounts.contains_key(user) || all.known.contains_key(user) || all.limits.named.contains_key(user)
         };
-        let account = if is_known { self.account_of(user) } else { None };
-        if let Some(account) = &account {
-            account.reset(Date::now());
-            self.keeper.notify_one();
-        }
-        account.is_some()
+        let account = if is_known { self.account_of(user) } else { None }?;
+        let used = account.reset(Date::now());
+        self.keeper.notify_one();
+        Some(used)
     }
 
     fn account_of(&self, user: &str) -> Option<Arc<Account>> {
@@ -399,12 +398,15 @@ impl Account {
         self.settle(&mut state, date);
     }
 
-    fn reset(&self, date: Date) {
+    /// Returns what the user had used.
+    fn reset(&self, date: Date) -> String {
         let mut state = self.state();
         self.settle(&mut state, date);
+        let used = state.usage.in_words(&state.limits.quotas);
         (state.usage, state.unsaved, state.is_reset) = (Usage::new(date), 0, true);
         state.is_spent = false;
         self.settle(&mut state, date);
+        used
     }
 
     /// Returns whether the user has used up a quota.

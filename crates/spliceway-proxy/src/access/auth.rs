@@ -5,6 +5,7 @@
 
 mod checks;
 mod digest;
+mod edit;
 mod file;
 mod hash;
 mod passed;
@@ -29,7 +30,8 @@ use spliceway_protocol::{Credentials, Proof};
 
 pub(crate) use checks::{Busy, Standing};
 pub(crate) use digest::{Fingerprint, fingerprint};
-pub(crate) use file::{read, user};
+pub(crate) use edit::{Edit, EditError, What, clear_text, names};
+pub(crate) use file::{FIELD_MAX_BYTES, check_name, read, user};
 pub(crate) use hash::{Stored, hash};
 #[cfg(test)]
 pub(crate) use penalty::CLIENTS_MAX as PENALISED_MAX;

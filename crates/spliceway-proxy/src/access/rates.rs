@@ -20,7 +20,7 @@ use spliceway::RateLimit;
 use tokio::time::Instant;
 
 use crate::kit::client_key::ClientKey;
-pub(crate) use units::{ByteRate, bytes};
+pub(crate) use units::{ByteRate, bytes, bytes_in_words};
 
 /// The time for which a client without sessions keeps its buckets. A bucket is full again after a
 /// tenth of a second and is then equivalent to a new one. If clients did not keep their buckets,

@@ -8,6 +8,7 @@ use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{self, DoctorCommand};
 use tracing::Level;
 
+use super::user::{self, UserCommand};
 use super::{doctor_tls, hash_password};
 use crate::kit::limits;
 use crate::log;
@@ -27,7 +28,10 @@ pub(crate) enum Action {
     Usage(clap::Error),
     /// Say what is wrong with a file, and end with code 2.
     Refuse(String),
-    HashPassword,
+    /// Print the hash of a password, or the line of this user.
+    HashPassword(Option<String>),
+    /// List or change the users in a file.
+    User(UserCommand),
     /// Send a command to the program behind this admin socket.
     Operate(PathBuf, spliceway_operator::Command),
     Doctor(DoctorCommand),
@@ -49,7 +53,8 @@ impl Action {
             }
             Self::Usage(wrong) => wrong.exit(),
             Self::Refuse(problem) => lifetime::refuse(&problem),
-            Self::HashPassword => hash_password::run(),
+            Self::HashPassword(name) => hash_password::run(name.as_deref()),
+            Self::User(command) => user::run(command),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
                 log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
                 ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! The command `spliceway hash-password`: reads a password and prints its hash.
+//! Reads passwords, and the command `spliceway hash-password`, which prints the hash of one.
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -10,13 +10,19 @@ use crate::log;
 use crate::run::lifetime::USAGE;
 
 /// The longest password that a SOCKS5 client can send (RFC 1929).
-const SECRET_MAX_BYTES: usize = 255;
+const SECRET_MAX_BYTES: usize = auth::FIELD_MAX_BYTES;
+
+/// Prints the hash, or the line of a user file with this name.
+pub(super) fn run(name: Option<&str>) -> ExitCode {
+    let printed = hash().and_then(|hash| match name {
+        Some(name) => writeln!(io::stdout(), "{name}:{hash}"),
+        None => writeln!(io::stdout(), "{hash}"),
+    });
+    printed.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
+}
 
 /// The code is 2 for a password that is not accepted.
-pub(super) fn run() -> ExitCode {
-    let Err(error) = hash_password() else {
-        return ExitCode::SUCCESS;
-    };
+pub(super) fn failed(error: &io::Error) -> ExitCode {
     log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
     if error.kind() == io::ErrorKind::InvalidInput {
         ExitCode::from(USAGE)
@@ -25,7 +31,8 @@ pub(super) fn run() -> ExitCode {
     }
 }
 
-fn hash_password() -> io::Result<()> {
+/// Reads a password from the terminal or from standard input, and returns its hash.
+pub(super) fn hash() -> io::Result<String> {
     let secret = if io::stdin().is_terminal() {
         typed_secret()?
     } else {
@@ -40,8 +47,7 @@ fn hash_password() -> io::Result<()> {
             format!("the password is too long: expected at most {SECRET_MAX_BYTES} bytes"),
         ));
     }
-    let hash = auth::hash(secret.as_bytes()).map_err(|error| io::Error::other(error.to_string()))?;
-    writeln!(io::stdout(), "{hash}")
+    auth::hash(secret.as_bytes()).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Reads the password from the terminal twice, because the terminal does not show it.
@@ -53,7 +59,7 @@ fn typed_secret() -> io::Result<String> {
     }
     Err(io::Error::new(
         io::ErrorKind::InvalidInput,
-        "the two passwords differ, so nothing was hashed",
+        "the two passwords differ, so nothing was done: try again",
     ))
 }
 

@@ -164,12 +164,12 @@ impl Admin {
     /// Sets what a user has used to 0.
     fn reset(&self, user: &str) -> Answered {
         let user = decoded(user);
-        if !self.overview.process.accounts.reset(&user) {
-            let why = format!("no user `{}` has used anything", user.escape_debug());
+        let Some(was) = self.overview.process.accounts.reset(&user) else {
+            let why = format!("there is no user `{}` with a limit", user.escape_debug());
             return Err(Failed(StatusCode::NOT_FOUND, why));
-        }
-        tracing::info!(%user, "admin: resets what a user has used");
-        let what = format!("{user} has used nothing");
+        };
+        tracing::info!(%user, %was, "admin: resets what a user has used");
+        let what = format!("reset {user}: was {was}");
         ok(&Reply::Done(what))
     }
 

@@ -334,7 +334,7 @@ impl Unproven {
 
     fn http(self) -> Vec<u8> {
         match self {
-            Self::Wrong => http::response(http::Status::AuthenticationRequired),
+            Self::Wrong => http::wrong_password(),
             Self::Held(wait) => http::come_again(http::Status::TooManyRequests, wait),
             Self::Busy => http::come_again(http::Status::Unavailable, BUSY_FOR),
         }

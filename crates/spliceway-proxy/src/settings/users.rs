@@ -27,14 +27,8 @@ pub(super) fn users(service: &Service, origin: &Origin, warnings: &mut Vec<Fault
             let fault = |problem: String| Fault::new(value.at(), "auth_file", problem);
             let path = value.path(origin.folder_of(value.at()).as_deref());
             let file = auth::read(&path).map_err(|error| fault(error.to_string()))?;
+            warnings.extend(auth::clear_text(&path, &file.clear).into_iter().map(fault));
             let path = path.display();
-            if file.clear > 0 {
-                warnings.push(fault(format!(
-                    "{path}: {} of {} passwords are not hashed; use `spliceway hash-password`",
-                    file.clear,
-                    file.users.len()
-                )));
-            }
             if let Some(mode) = file.exposed {
                 let expected = format!("expected 0600 (chmod 600 {path})");
                 if mode & 0o022 != 0 {

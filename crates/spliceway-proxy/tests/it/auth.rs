@@ -50,7 +50,8 @@ pub(crate) fn authenticated(program: &Program, name: &str, secret: &str) -> (Tcp
 fn users_of_a_file_are_relayed_and_their_names_are_in_the_records() {
     let (users, target) = (users(), echo("127.0.0.1:0"));
     let mut program = Program::socks5(&["--auth-file", users.path()]);
-    assert!(program.lines_with("ann") == 0 && program.lines_with("not hashed") == 1);
+    assert_eq!(program.lines_with(":2 (ann) is a clear-text password"), 1);
+    assert_eq!(program.lines_with("wonderland"), 0);
     for (name, secret) in [("ann", "wonderland"), ("bob", "builder"), ("bob", "builder")] {
         let (mut client, status) = authenticated(&program, name, secret);
         assert_eq!(status, 0);
@@ -133,6 +134,17 @@ fn basic_authentication_lets_users_of_an_http_proxy_through() {
         head.starts_with("HTTP/1.1 407 ") && head.contains("Proxy-Authenticate: Basic realm="),
         "{head}"
     );
+    assert_eq!(read_all(&client), b"The proxy requires a user name and a password.\n");
+    let mut client = program.connect();
+    // ann:builder
+    write!(
+        client,
+        "CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic YW5uOmJ1aWxkZXI=\r\n\r\n"
+    )
+    .unwrap();
+    let head = read_head(&mut client);
+    assert!(head.starts_with("HTTP/1.1 407 ") && head.contains("Basic"), "{head}");
+    assert_eq!(read_all(&client), b"Wrong user name or password.\n");
     let mut client = program.connect();
     // bob:builder
     write!(
@@ -212,12 +224,12 @@ fn a_user_from_the_environment_can_log_in_and_the_secret_is_hidden() {
 #[test]
 fn an_error_in_a_user_file_names_the_line_and_no_password() {
     for (lines, expected) in [
-        ("ann:a\n\nbobbuilder\n", ", line 3: expected NAME:HASH"),
-        ("ann:$argon2id$builder\n", ", line 1: this is not a valid argon2 hash"),
+        ("ann:a\n\nbobbuilder\n", ":3: expected NAME:HASH"),
+        ("ann:$argon2id$builder\n", ":1 (ann): this is not a valid argon2 hash"),
         ("# nobody\n", "the file has no users"),
         (
             "ann:$argon2id$v=19$m=4194303,t=9,p=1$c29tZXNhbHQxMjM0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n",
-            ", line 1: this hash asks for too much memory, m=4194303: expected at most m=262144",
+            ":1 (ann): this hash asks for too much memory, m=4194303: expected at most m=262144",
         ),
     ] {
         let file = TextFile::new(lines);

@@ -98,7 +98,7 @@ fn help_and_version_end_with_0() {
 
 /// A Python program that runs `argv[2:]` on its own terminal. It types a line whenever echo is off.
 /// At the end, it prints everything that appeared on the terminal.
-const TYPIST: &str = r#"
+pub(crate) const TYPIST: &str = r#"
 import os, pty, sys, termios, time
 lines = sys.argv[1].split(',')
 pid, terminal = pty.fork()

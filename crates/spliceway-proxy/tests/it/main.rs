@@ -88,5 +88,7 @@ mod udp_forward;
 mod udp_links;
 mod upstream_proxy;
 mod user_limits;
+// The commands that list and change the users in a file.
+mod users;
 // A peer that vanishes without a FIN.
 mod vanished;

@@ -356,11 +356,13 @@ fn an_operator_sees_users_and_resets_them() {
         assert!(line.contains("/9 ") && line.contains(" 100 %"), "{line}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
-    assert_eq!(shown(&["users", "--reset", "ann"]), "ann has used nothing\n");
-    assert_eq!(
-        quotas.socket.command(&["users", "--reset", "eve"]).status.code(),
-        Some(1)
-    );
+    let was = format!("reset ann: was {:.1} MB today\n", used(&program) as f64 / 1e6);
+    assert_eq!(shown(&["users", "--reset", "ann"]), was);
+    assert_eq!(shown(&["users", "--reset", "ann"]), "reset ann: was 0 B today\n");
+    let unknown = quotas.socket.command(&["users", "--reset", "eve"]);
+    let told = String::from_utf8_lossy(&unknown.stderr);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(told.contains("there is no user `eve` with a limit"), "{told}");
     assert_eq!(quotas.socket.ask("POST", "/v1/users/a%2fb/reset").0, 404);
     let mut client = session(&program, "ann", target);
     exchange(&mut client, 1000);

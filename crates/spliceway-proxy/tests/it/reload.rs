@@ -225,7 +225,7 @@ fn users_are_read_again_with_and_without_a_file() {
         users.write("bob\n");
         let line = program.reload();
         assert!(
-            line.contains(&format!("{}, line 1: expected NAME:HASH", users.path())),
+            line.contains(&format!("{}:1: expected NAME:HASH", users.path())),
             "{line}"
         );
         assert!(logs_in(program.address, "cat", "hat"));
@@ -355,7 +355,7 @@ fn a_reload_of_the_admin_socket_says_what_it_did_and_ends_sessions() {
     users.write("bob\n");
     let (code, said) = reload(&[]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("line 1: expected NAME:HASH"), "{said}");
+    assert!(said.contains(":1: expected NAME:HASH"), "{said}");
 }
 
 #[test]

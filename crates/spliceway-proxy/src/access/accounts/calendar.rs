@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::limits::{Period, Quotas};
+use crate::access::rates::bytes_in_words;
 use crate::kit::clock;
 
 /// A day and its month, as numbers that grow by 1.
@@ -111,6 +112,23 @@ impl Usage {
         }
     }
 
+    /// Returns the bytes in the period of each quota, such as `1.7 MB today`. Without a quota, the
+    /// period is the month.
+    pub(super) fn in_words(&self, quotas: &Quotas) -> String {
+        let mut periods: Vec<_> = quotas.iter().map(|(period, _)| period).collect();
+        if periods.is_empty() {
+            periods.push(Period::Month);
+        }
+        let used = periods.into_iter().map(|period| {
+            let time = match period {
+                Period::Day => "today",
+                Period::Month => "this month",
+            };
+            format!("{} {time}", bytes_in_words(self.in_period(period)))
+        });
+        used.collect::<Vec<_>>().join(", ")
+    }
+
     /// Returns the bytes that the quotas still allow. `None` means that there is no quota.
     pub(super) fn left(&self, quotas: &Quotas) -> Option<u64> {
         let left = quotas
@@ -192,6 +210,24 @@ mod tests {
             usage.add(*bytes);
         }
         (usage.in_period(Period::Day), usage.in_period(Period::Month))
+    }
+
+    #[test]
+    fn what_was_used_is_in_the_period_of_each_quota() {
+        let mut usage = Usage::default();
+        usage.advance(Date { day: 10, month: 3 });
+        usage.add(2_000_000);
+        usage.advance(Date { day: 11, month: 3 });
+        usage.add(1_740_000);
+        let quota = std::num::NonZeroU64::new(1);
+        for (day, month, expected) in [
+            (quota, None, "1.7 MB today"),
+            (None, quota, "3.7 MB this month"),
+            (quota, quota, "1.7 MB today, 3.7 MB this month"),
+            (None, None, "3.7 MB this month"),
+        ] {
+            assert_eq!(usage.in_words(&Quotas { day, month }), expected);
+        }
     }
 
     #[test]

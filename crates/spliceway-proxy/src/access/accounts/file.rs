@@ -10,32 +10,27 @@
 //! The lock is that of the file with this name. A process that has waited for it looks at the name
 //! again. If the file is gone, or is not what was written, it is written again from memory.
 
-use std::fs::{Metadata, OpenOptions};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, Metadata};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, fchmod, fchown, flock, renameat_with};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use rustix::process::{Gid, Pid, Uid, test_kill_process};
+use rustix::process::{Pid, test_kill_process};
 
 use super::calendar::{Date, Usage};
 use super::snapshot::{Change, Content, Row, Snapshot};
 use super::unusable::Unusable;
-use crate::kit::created;
+use crate::kit::{created, replacement};
 
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest wait for a file that another process may write again: two updates of that process.
 const REWRITE: Duration = Duration::from_secs(1);
-/// The time between two attempts to lock a file that another process has locked.
-const RETRY: Duration = Duration::from_millis(5);
 /// The longest file: more than a million users.
 const MAX_BYTES: u64 = 256 << 20;
-/// The most links from the configured path to the file, as in the kernel.
-const LINKS_MAX: usize = 40;
 
 /// The file.
 #[derive(Debug)]
@@ -122,7 +117,7 @@ impl File {
         // again. If the file stays away, its settings name another file, or none.
         let until = Instant::now() + patience.min(REWRITE);
         while is_shared && matches!(file.named(), Ok(None)) && Instant::now() < until {
-            wait();
+            replacement::wait();
         }
         let updated = file.update(&[], date)?;
         Ok((file, updated))
@@ -136,7 +131,7 @@ impl File {
         let until = Instant::now() + self.patience;
         loop {
             match self.attempt(changes, date) {
-                Err(Unusable::Busy) if Instant::now() < until => wait(),
+                Err(Unusable::Busy) if Instant::now() < until => replacement::wait(),
                 updated => {
                     self.is_exclusive = self.others == 0 && !self.has_companions();
                     if !self.is_exclusive {
@@ -312,7 +307,7 @@ impl File {
         if self.locked.as_ref().is_some_and(is_named) {
             return Ok(true);
         }
-        let file = options()
+        let file = replacement::options()
             .open(&target)
             .map_err(|error| Unusable::io("open it", &error))?;
         take(&file)?;
@@ -377,14 +372,15 @@ impl File {
     /// Writes the whole file, which replaces the one with its name. Returns its length.
     fn write(&mut self, is_there: bool) -> Result<u64, Unusable> {
         let target = self.target()?;
-        let mut name = target.clone().into_os_string();
-        name.push(".new");
         let (new, replaced) = (
-            PathBuf::from(name),
+            replacement::beside(&target),
             self.locked.as_ref().and_then(|file| file.metadata().ok()),
         );
         let fails = |error: &io::Error| Unusable::io(&format!("write {}", new.display()), error);
-        let mut file = options().create(true).open(&new).map_err(|error| fails(&error))?;
+        let mut file = replacement::options()
+            .create(true)
+            .open(&new)
+            .map_err(|error| fails(&error))?;
         take(&file)?;
         let is_new = fs::symlink_metadata(&new).is_ok_and(|named| {
             let opened = file.metadata();
@@ -398,7 +394,7 @@ impl File {
         }
         self.snapshot.updates += 1;
         let (bytes, sum) = self.snapshot.encode();
-        let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| {
+        let written = replacement::fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| {
             created::replace(&self.path, || {
                 if is_there {
                     fs::rename(&new, &target)
@@ -426,16 +422,8 @@ impl File {
         }
     }
 
-    /// Returns the path of the file behind all links. So a link stays a link.
     fn target(&self) -> Result<PathBuf, Unusable> {
-        let mut path = self.path.clone();
-        for _ in 0..LINKS_MAX {
-            match fs::read_link(&path) {
-                Ok(link) => path = path.parent().unwrap_or(Path::new("")).join(link),
-                Err(_) => return Ok(path),
-            }
-        }
-        Err(Unusable::Other("its links have no end".to_owned()))
+        replacement::behind_links(&self.path).map_err(|why| Unusable::Other(why.to_string()))
     }
 }
 
@@ -449,40 +437,12 @@ impl Seen {
     }
 }
 
-/// A new file may be read by its user only, because it has the names of users.
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    // A pipe that takes the name of the file must not block.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    options
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(flags.bits().cast_signed());
-    options
-}
-
 fn take(file: &fs::File) -> Result<(), Unusable> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Unusable::Busy),
-        locked => locked.map_err(|error| Unusable::io("lock it", &error.into())),
+    match replacement::try_lock(file) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Unusable::Busy),
+        Err(error) => Err(Unusable::io("lock it", &error)),
     }
-}
-
-/// Writes a file with the mode and the owner of the one that it replaces.
-fn fill(file: &mut fs::File, bytes: &[u8], replaced: Option<&Metadata>) -> io::Result<()> {
-    file.set_len(0)?;
-    if let Some(replaced) = replaced {
-        let (own, mode) = (file.metadata()?, Mode::from_raw_mode(replaced.mode() & 0o777));
-        if (own.uid(), own.gid()) != (replaced.uid(), replaced.gid()) {
-            // Only root may.
-            let (user, group) = (Uid::from_raw(replaced.uid()), Gid::from_raw(replaced.gid()));
-            let _ = fchown(&*file, Some(user), Some(group));
-        }
-        fchmod(&*file, mode)?;
-    }
-    file.write_all(bytes)?;
-    file.sync_data()
 }
 
 /// Gives a file its name, unless another process has made one with this name.
@@ -500,14 +460,6 @@ fn lives(process: u32) -> bool {
     let has_ended = stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'));
     let process = i32::try_from(process).ok().and_then(Pid::from_raw);
     !has_ended && process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this thread may block, and nothing tells that another process has unlocked a file"
-)]
-fn wait() {
-    thread::sleep(RETRY);
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Reads a user file, which has `NAME:HASH` or `NAME:PASSWORD` on each line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,15 +12,48 @@ use crate::kit::named_file::{self, NamedFile};
 
 /// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
-/// The starts of hashes that other programs write, such as htpasswd(1) and mkpasswd(1). As
-/// passwords, these hashes would let in everyone who has read the file that they come from.
-const FOREIGN_HASHES: [&str; 14] = [
-    "$1$", "$2a$", "$2b$", "$2x$", "$2y$", "$5$", "$6$", "$7$", "$apr1$", "$gy$", "$y$", "$sha1$", "{SHA}", "{SSHA}",
+/// The starts of hashes that other programs write, such as htpasswd(1), mkpasswd(1) and LDAP
+/// servers. As passwords, these hashes would let in everyone who has read the file that they come
+/// from.
+const FOREIGN_HASHES: [&str; 33] = [
+    "$1$",
+    "$2$",
+    "$2a$",
+    "$2b$",
+    "$2x$",
+    "$2y$",
+    "$5$",
+    "$6$",
+    "$7$",
+    "$apr1$",
+    "$gy$",
+    "$y$",
+    "$sha1$",
+    "$md5",
+    "$H$",
+    "$P$",
+    "$S$",
+    "$scrypt$",
+    "$bcrypt",
+    "$pbkdf2",
+    "{SHA}",
+    "{SSHA}",
+    "{SHA256}",
+    "{SSHA256}",
+    "{SHA512}",
+    "{SSHA512}",
+    "{MD5}",
+    "{SMD5}",
+    "{CRYPT}",
+    "{crypt}",
+    "{BLF-CRYPT}",
+    "{ARGON2",
+    "{PBKDF2",
 ];
 /// The maximum length of a name and of a password, because RFC 1929 has one byte for each length.
-const FIELD_MAX_BYTES: usize = 255;
+pub(crate) const FIELD_MAX_BYTES: usize = 255;
 /// The maximum size of a file, enough for ten thousand users with hashes.
-const FILE_MAX_BYTES: usize = 4 << 20;
+pub(super) const FILE_MAX_BYTES: usize = 4 << 20;
 
 /// The permission bits that let the group or other users read or write a file.
 const EXPOSED: u32 = 0o066;
@@ -30,19 +64,34 @@ pub(crate) struct UserFile {
     pub(crate) users: Vec<(Box<[u8]>, Stored)>,
     /// The keyed digest of the text.
     pub(crate) fingerprint: Fingerprint,
-    /// The number of passwords that are not hashed.
-    pub(crate) clear: usize,
+    /// The passwords that are not hashed.
+    pub(crate) clear: Vec<Place>,
     /// The mode of the file, if it lets the group or other users read or write the file.
     pub(crate) exposed: Option<u32>,
 }
 
-/// A problem in a user file. The message never repeats the text of a line, which may contain a
-/// password.
+/// A line of a user file, as messages show it: its number, and the name if the line has one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(super) line: usize,
+    pub(super) name: Option<Box<str>>,
+}
+
+/// A problem in a user file. The message never repeats what follows the name in a line, which may
+/// be a password.
 #[derive(Debug)]
 pub(crate) struct FileError {
     path: PathBuf,
-    line: Option<usize>,
+    place: Option<Place>,
     problem: String,
+}
+
+/// A line of a file that is for a user.
+pub(super) struct Line<'a> {
+    pub(super) number: usize,
+    /// The place of the line in the file, with its end.
+    pub(super) range: Range<usize>,
+    pub(super) text: &'a str,
 }
 
 /// Reads the users in `path`. Empty lines and lines that start with `#` are skipped.
@@ -53,48 +102,77 @@ pub(crate) struct FileError {
 pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     let whole = |problem: String| FileError {
         path: path.into(),
-        line: None,
+        place: None,
         problem,
     };
     let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES)
         .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
-    let mut file = parse(&text).map_err(|(line, problem)| FileError {
-        path: path.into(),
-        line: Some(line),
-        problem,
-    })?;
+    let (mut file, faults) = parse(&text);
+    if let Some((place, problem)) = faults.into_iter().next() {
+        return Err(FileError {
+            path: path.into(),
+            place: Some(place),
+            problem,
+        });
+    }
     file.fingerprint = fingerprint(&text);
     file.exposed = (mode & EXPOSED != 0).then_some(mode);
     if file.users.is_empty() {
-        return Err(whole(format!("the file has no users; {EXPECTED}")));
+        return Err(whole(format!("{NO_USERS}; {EXPECTED}")));
     }
     Ok(file)
 }
 
-const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:PASSWORD";
+pub(super) const NO_USERS: &str = "the file has no users";
+const EXPECTED: &str = "expected NAME:HASH, which `spliceway user add` writes, or NAME:PASSWORD";
 
-fn parse(text: &str) -> Result<UserFile, (usize, String)> {
-    let mut file = UserFile::default();
-    let mut costs = BTreeSet::new();
-    // Some editors write a byte order mark, which is no part of the first name.
-    for (index, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
-        let wrong = |problem: String| (index + 1, problem);
-        let line = line.strip_suffix('\r').unwrap_or(line);
-        if line.is_empty() || line.starts_with('#') {
-            continue;
+/// Returns the lines of a file that are for users.
+pub(super) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
+    let mut end = 0;
+    let lines = (1..).zip(text.split_inclusive('\n')).map(move |(number, whole)| {
+        let mut start = end;
+        end += whole.len();
+        let mut text = whole;
+        // Some editors write a byte order mark, which is no part of the first name.
+        if let (1, Some(rest)) = (number, text.strip_prefix('\u{feff}')) {
+            (start, text) = (end - rest.len(), rest);
         }
-        let (name, stored) = user(line).map_err(wrong)?;
-        if file.users.iter().any(|(have, _)| **have == *name.as_bytes()) {
-            return Err(wrong("this name is already on an earlier line".to_owned()));
+        let text = text.strip_suffix('\n').unwrap_or(text);
+        Line {
+            number,
+            range: start..end,
+            text: text.strip_suffix('\r').unwrap_or(text),
         }
-        if let Stored::Hash(hash) = &stored {
-            costs.insert(hash.cost());
-            check_work(&costs).map_err(wrong)?;
+    });
+    lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#'))
+}
+
+/// Returns the users, and what is wrong in each other line.
+pub(super) fn parse(text: &str) -> (UserFile, Vec<(Place, String)>) {
+    let (mut file, mut faults) = (UserFile::default(), Vec::new());
+    let (mut costs, mut names) = (BTreeSet::new(), HashSet::new());
+    for line in lines(text) {
+        let read = user(line.text).and_then(|(name, stored)| {
+            if !names.insert(name) {
+                return Err("this name is already on an earlier line".to_owned());
+            }
+            if let Stored::Hash(hash) = &stored {
+                costs.insert(hash.cost());
+                check_work(&costs)?;
+            }
+            Ok((name, stored))
+        });
+        match read {
+            Ok((name, stored)) => {
+                if matches!(stored, Stored::Clear(_)) {
+                    file.clear.push(line.place());
+                }
+                file.users.push((name.as_bytes().into(), stored));
+            }
+            Err(problem) => faults.push((line.place(), problem)),
         }
-        file.clear += usize::from(matches!(stored, Stored::Clear(_)));
-        file.users.push((name.as_bytes().into(), stored));
     }
-    Ok(file)
+    (file, faults)
 }
 
 /// Checks the cost of a failed login, which is one hash of each different cost.
@@ -128,8 +206,20 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
         check_work(&BTreeSet::from([hash.cost()]))?;
         return Ok((name, Stored::Hash(Arc::new(hash))));
     }
-    if FOREIGN_HASHES.iter().any(|start| secret.starts_with(start)) {
-        return Err("this looks like a hash of another program; expected a hash of `spliceway hash-password`".into());
+    let has = |hash: &str| {
+        secret
+            .match_indices(hash)
+            .any(|(at, _)| at == 0 || secret.as_bytes()[at - 1] == b':')
+    };
+    if let Some(start) = FOREIGN_HASHES.iter().find(|hash| has(hash)) {
+        return Err(format!(
+            "the password has a hash of another program, `{start}`, which would be the password itself; `spliceway user passwd` sets a password"
+        ));
+    }
+    if secret.contains(HASH) {
+        return Err(format!(
+            "the password contains a hash, so two lines may have become one; {EXPECTED}"
+        ));
     }
     if secret.len() > FIELD_MAX_BYTES {
         return Err(format!("{EXPECTED}: a password has at most {FIELD_MAX_BYTES} bytes"));
@@ -137,13 +227,60 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
     Ok((name, Stored::Clear(secret.as_bytes().into())))
 }
 
+/// Checks the name of a new user.
+///
+/// # Errors
+/// Returns a message that describes the expected form.
+pub(crate) fn check_name(name: &str) -> Result<(), &'static str> {
+    if name.is_empty() || name.len() > FIELD_MAX_BYTES {
+        return Err("expected a name of 1 to 255 bytes");
+    }
+    if name.contains(':') {
+        return Err("expected a name without `:`, which ends the name in a line");
+    }
+    if name.starts_with('#') {
+        return Err("expected a name that does not begin with `#`, as a comment does");
+    }
+    if name.trim() != name {
+        return Err("expected a name that does not begin or end with a blank");
+    }
+    if name.contains(|char: char| char.is_control() || char == '\u{feff}') {
+        return Err("expected a name without control characters");
+    }
+    Ok(())
+}
+
+impl Line<'_> {
+    pub(super) fn name(&self) -> Option<&str> {
+        self.text.split_once(':').map(|(name, _)| name)
+    }
+
+    pub(super) fn place(&self) -> Place {
+        let name = self.name().filter(|name| !name.is_empty());
+        Place {
+            line: self.number,
+            name: name.map(|name| spliceway_protocol::printable(name.as_bytes())),
+        }
+    }
+}
+
+impl Place {
+    /// Shows the place in the file at `path`, such as `users:3 (ann)`.
+    pub(crate) fn within(&self, path: &Path) -> String {
+        let (path, line) = (path.display(), self.line);
+        match &self.name {
+            Some(name) => format!("{path}:{line} ({name})"),
+            None => format!("{path}:{line}"),
+        }
+    }
+}
+
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, ", line {line}")?;
+        match &self.place {
+            Some(place) => write!(f, "{}: {}", place.within(&self.path), self.problem),
+            None => write!(f, "{}: {}", self.path.display(), self.problem),
         }
-        write!(f, ": {}", self.problem)
     }
 }
 
@@ -154,46 +291,101 @@ mod tests {
     #[test]
     fn names_comments_and_both_kinds_of_secrets_are_read() {
         let hash = super::super::hash(b"b").unwrap();
-        let file = parse(&format!("# users\n\nann:a:with:colons\r\nbob:{hash}\n")).unwrap();
-        assert_eq!(file.clear, 1);
+        let (file, faults) = parse(&format!("# users\n\nann:a:with:colons\r\nbob:{hash}\n"));
+        assert!(faults.is_empty());
+        let clear: Vec<_> = file
+            .clear
+            .iter()
+            .map(|place| place.within(Path::new("users")))
+            .collect();
+        assert_eq!(clear, ["users:3 (ann)"]);
         assert!(
             matches!(&file.users[0], (name, Stored::Clear(secret)) if **name == *b"ann" && **secret == *b"a:with:colons")
         );
         assert!(matches!(&file.users[1], (name, Stored::Hash(_)) if **name == *b"bob"));
-        let file = parse("\u{feff}ann:a\n").unwrap();
+        let (file, _) = parse("\u{feff}ann:a\n");
         assert_eq!(*file.users[0].0, *b"ann", "after a byte order mark");
     }
 
     #[test]
-    fn an_error_names_the_line_but_does_not_repeat_its_text() {
+    fn an_error_names_line_and_user_but_does_not_repeat_the_password() {
         let long = "x".repeat(256);
         let asks =
             |name: &str, cost: &str| format!("{name}:$argon2id$v=19${cost},p=1$c29tZXNhbHQxMjM0${}", "A".repeat(43));
-        for (text, line, problem) in [
-            ("ann".to_owned(), 1, "expected NAME:HASH"),
-            ("\nann:".to_owned(), 2, "neither may be empty"),
-            (":secret".to_owned(), 1, "neither may be empty"),
-            (format!("{long}:a"), 1, "at most 255"),
-            (format!("ann:{long}"), 1, "at most 255"),
-            ("ann:$2y$05$abcdefg".to_owned(), 1, "hash-password"),
-            ("ann:$argon2id$nonsense".to_owned(), 1, "not a valid argon2 hash"),
-            (asks("ann", "m=300000,t=1"), 1, "expected at most m=262144"),
-            (asks("ann", "m=262144,t=5"), 1, "costs too much"),
+        for (text, at, problem) in [
+            ("nonsense".to_owned(), "users:1", "expected NAME:HASH"),
+            ("\nann:".to_owned(), "users:2 (ann)", "neither may be empty"),
+            (":secret".to_owned(), "users:1", "neither may be empty"),
+            (format!("{long}:a"), "users:1 (xxx", "at most 255"),
+            (format!("ann:{long}"), "users:1 (ann)", "at most 255"),
+            (
+                "ann:$2y$05$secret".to_owned(),
+                "users:1 (ann)",
+                "another program, `$2y$`, which",
+            ),
+            (
+                "ann:{SSHA}secret".to_owned(),
+                "users:1 (ann)",
+                "another program, `{SSHA}`, which",
+            ),
+            // As a shell leaves them when `hash-password` fails once.
+            (
+                format!("ann:{}", asks("bob", "m=8,t=1")),
+                "users:1 (ann)",
+                "contains a hash",
+            ),
+            (
+                "ann:bob:$6$salt$secret".to_owned(),
+                "users:1 (ann)",
+                "another program, `$6$`, which",
+            ),
+            (
+                "ann:$argon2id$nonsense".to_owned(),
+                "users:1 (ann)",
+                "not a valid argon2 hash",
+            ),
+            (
+                asks("ann", "m=300000,t=1"),
+                "users:1 (ann)",
+                "expected at most m=262144",
+            ),
+            (asks("ann", "m=262144,t=5"), "users:1 (ann)", "costs too much"),
             (
                 format!("{}\n{}", asks("ann", "m=262144,t=3"), asks("bob", "m=262144,t=2")),
-                2,
+                "users:2 (bob)",
                 "found 1310720",
             ),
-            ("ann:a\nann:b".to_owned(), 2, "on an earlier line"),
-            ("ann:a\n  bob:b".to_owned(), 2, "with a blank"),
-            ("ann :a".to_owned(), 1, "with a blank"),
+            ("ann:a\nann:b".to_owned(), "users:2 (ann)", "on an earlier line"),
+            ("ann:a\n  bob:b".to_owned(), "users:2 (  bob)", "with a blank"),
+            ("ann :a".to_owned(), "users:1 (ann )", "with a blank"),
         ] {
-            let Err((at, told)) = parse(&text) else {
-                panic!("{text} is taken");
+            let (_, faults) = parse(&text);
+            let [(place, told)] = &faults[..] else {
+                panic!("{text}: {faults:?}");
             };
-            assert_eq!(at, line, "{text}");
+            let place = place.within(Path::new("users"));
+            assert!(place.starts_with(at), "{place}: {text}");
             assert!(told.contains(problem), "{told}");
-            assert!(!told.contains("secret:") && !told.contains("nonsense"), "{told}");
+            assert!(!told.contains("secret") && !told.contains("nonsense"), "{told}");
         }
+        // A password may look like a part of a hash.
+        assert!(parse("ann:a$6$b{SHA}").1.is_empty());
+    }
+
+    #[test]
+    fn a_name_that_a_line_cannot_have_is_refused() {
+        for (name, expected) in [
+            ("", "1 to 255 bytes"),
+            (&*"x".repeat(256), "1 to 255 bytes"),
+            ("a:b", "without `:`"),
+            ("#ann", "does not begin with `#`"),
+            (" ann", "a blank"),
+            ("ann\t", "a blank"),
+            ("a\nb", "without control characters"),
+            ("\u{feff}ann", "without control characters"),
+        ] {
+            assert!(check_name(name).unwrap_err().contains(expected), "{name:?}");
+        }
+        assert_eq!(check_name("Ann O'Neil@example.com"), Ok(()));
     }
 }

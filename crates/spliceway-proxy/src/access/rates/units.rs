@@ -47,6 +47,17 @@ pub(crate) fn bytes(text: &str) -> Option<u64> {
     decimal(number, unit)
 }
 
+/// Returns a number of bytes in the largest decimal unit of which there is at least one, with one
+/// digit after the point.
+pub(crate) fn bytes_in_words(bytes: u64) -> String {
+    const DECIMAL: [&str; 4] = ["TB", "GB", "MB", "kB"];
+    let mut units = UNITS.iter().filter(|(name, _)| DECIMAL.contains(name));
+    match units.find(|(_, size)| bytes >= *size) {
+        Some((name, size)) => format!("{:.1} {name}", bytes as f64 / *size as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
 /// Returns `number` times `unit`, rounded down. `number` may have a decimal point.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
     /// Further decimal digits have no meaning. With this limit, no power of ten overflows.
@@ -98,6 +109,20 @@ mod tests {
             ("18446744073709551615B", u64::MAX),
         ] {
             assert_eq!(text.parse::<ByteRate>().unwrap().0.get(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_shown_in_the_largest_decimal_unit() {
+        for (bytes, shown) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.0 kB"),
+            (1_740_000, "1.7 MB"),
+            (20_000_000_000, "20.0 GB"),
+            (3_000_000_000_000, "3.0 TB"),
+        ] {
+            assert_eq!(bytes_in_words(bytes), shown);
         }
     }
 

@@ -326,7 +326,7 @@ tables! {
         /// Time over which a backend that is up again gets its whole share of clients; 0 = off
         // With `least-conn`, a backend without sessions would otherwise get all new clients.
         slow_start: Value<Time> = "10s" => BACKENDS.takes("TIME").rare();
-        /// User file with one `NAME:HASH` per line. `spliceway hash-password` prints hashes
+        /// User file with one `NAME:HASH` per line. `spliceway user add` writes it
         auth_file: Value<File> => ACCESS.takes("FILE");
         /// Name and password of a single user. Everybody on this machine can read a command line,
         /// so prefer the variable or --auth-file

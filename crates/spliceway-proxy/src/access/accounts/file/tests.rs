@@ -44,7 +44,7 @@ impl Temporary {
         let until = Instant::now() + TEST_PATIENCE;
         loop {
             match self.try_load(date, is_shared) {
-                Err(Unusable::Busy) if Instant::now() < until => wait(),
+                Err(Unusable::Busy) if Instant::now() < until => replacement::wait(),
                 loaded => {
                     let (mut file, updated) = loaded.unwrap();
                     file.patience = TEST_PATIENCE;

@@ -1,0 +1,294 @@
+//! Changes one user in a user file. All other lines and comments stay as they are.
+//!
+//! ```text
+//!   lock FILE.new ─▶ read FILE ─▶ change one line ─▶ write FILE.new, sync ─▶ rename it to FILE
+//! ```
+//!
+//! The lock is that of the new file, so it also holds for a file that does not exist yet. A process
+//! that dies leaves a new file behind, which the next one writes again.
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::file::{FILE_MAX_BYTES, NO_USERS, Place, lines, parse};
+use crate::kit::named_file::{self, Unreadable};
+use crate::kit::replacement;
+
+/// The longest wait for another process, which usually takes less than 100 ms.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The users with a clear-text password that a warning names. Others are counted.
+const NAMED_MAX: usize = 10;
+
+/// A change of one user.
+#[derive(Debug)]
+pub(crate) struct Edit {
+    pub(crate) path: PathBuf,
+    pub(crate) name: String,
+    pub(crate) what: What,
+}
+
+/// What changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    Add,
+    SetPassword,
+    Remove,
+}
+
+/// Why a user file is as it was.
+#[derive(Debug)]
+pub(crate) enum EditError {
+    /// The file has a user of this name in this line.
+    Known(PathBuf, Place),
+    /// The file has no user of this name.
+    Unknown(PathBuf, String),
+    Unreadable(PathBuf, Unreadable),
+    /// The path leads to a pipe, which has no lines to change.
+    NotRegular(PathBuf),
+    /// The new file would have more bytes than this limit.
+    TooLong(PathBuf, usize),
+    /// Another process has had the lock all the time.
+    Busy(PathBuf),
+    /// Another program has changed the file, too.
+    Changed(PathBuf),
+    /// Only root can give the file to its user and group.
+    Owner(PathBuf, u32, u32),
+    /// The new file belongs to another user, who could still write to it.
+    Foreign(PathBuf, u32),
+    /// What cannot be done to this file.
+    Io(&'static str, PathBuf, io::Error),
+}
+
+/// A file as it was read.
+struct Found {
+    text: String,
+    /// `None` if there is no file.
+    metadata: Option<Metadata>,
+}
+
+impl Edit {
+    /// Checks that the change is possible, before anybody types a password.
+    ///
+    /// # Errors
+    /// Returns the error that [`Edit::apply`] would return.
+    pub(crate) fn check(&self) -> Result<(), EditError> {
+        let target = self.target()?;
+        let found = self.find(&target)?;
+        self.changed(&found.text, "").map(drop)
+    }
+
+    /// Changes the file, and returns warnings about its lines. The call blocks.
+    ///
+    /// # Errors
+    /// Returns an error if the file is as it was.
+    pub(crate) fn apply(&self, hash: &str) -> Result<Vec<String>, EditError> {
+        let target = self.target()?;
+        let new = replacement::beside(&target);
+        let mut file = lock(&new)?;
+        let written = self.write(&target, &new, &mut file, hash);
+        if written.is_err() {
+            // A disk that is full has the space again.
+            let _ = fs::remove_file(&new);
+        }
+        Ok(warnings(&self.path, &written?))
+    }
+
+    fn target(&self) -> Result<PathBuf, EditError> {
+        replacement::behind_links(&self.path).map_err(|error| EditError::Io("find", self.path.clone(), error))
+    }
+
+    /// Writes the new file, and gives it its name. Returns its text.
+    fn write(&self, target: &Path, new: &Path, file: &mut File, hash: &str) -> Result<String, EditError> {
+        let found = self.find(target)?;
+        let text = self.changed(&found.text, hash)?;
+        if text.len() > FILE_MAX_BYTES {
+            return Err(EditError::TooLong(self.path.clone(), FILE_MAX_BYTES));
+        }
+        let old = found.metadata.as_ref();
+        let cannot_write = |error| EditError::Io("write", new.into(), error);
+        let own = file.metadata().map_err(cannot_write)?;
+        let user = rustix::process::geteuid().as_raw();
+        if own.uid() != user && old.is_none_or(|old| own.uid() != old.uid()) {
+            return Err(EditError::Foreign(new.into(), own.uid()));
+        }
+        replacement::fill(file, text.as_bytes(), old).map_err(cannot_write)?;
+        let own = file.metadata().map_err(cannot_write)?;
+        if let Some(old) = old
+            && (own.uid(), own.gid()) != (old.uid(), old.gid())
+        {
+            return Err(EditError::Owner(self.path.clone(), old.uid(), old.gid()));
+        }
+        // An editor does not know the lock.
+        if fs::symlink_metadata(target).ok().as_ref().map(identity) != old.map(identity) {
+            return Err(EditError::Changed(self.path.clone()));
+        }
+        fs::rename(new, target).map_err(|error| EditError::Io("rename", new.into(), error))?;
+        // The file has its name already, and only a crash of the machine could take it back.
+        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        Ok(text)
+    }
+
+    /// Reads the file. A new user may begin a new one.
+    fn find(&self, target: &Path) -> Result<Found, EditError> {
+        let metadata = match fs::symlink_metadata(target) {
+            Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => {
+                return Err(EditError::NotRegular(self.path.clone()));
+            }
+            Ok(metadata) => Some(metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.what == What::Add => None,
+            Err(error) => return Err(EditError::Unreadable(self.path.clone(), error.into())),
+        };
+        let read = metadata.as_ref().map(|_| text_of(&self.path)).transpose()?;
+        Ok(Found {
+            text: read.unwrap_or_default(),
+            metadata,
+        })
+    }
+
+    /// Returns the text after the change.
+    fn changed(&self, text: &str, hash: &str) -> Result<String, EditError> {
+        let mut own = lines(text).filter(|line| line.name() == Some(&*self.name)).peekable();
+        let end = if text.contains("\r\n") { "\r\n" } else { "\n" };
+        let line = format!("{}:{hash}{end}", self.name);
+        match (self.what, own.peek()) {
+            (What::Add, Some(line)) => Err(EditError::Known(self.path.clone(), line.place())),
+            (What::Add, None) => {
+                let between = if text.is_empty() || text.ends_with('\n') {
+                    ""
+                } else {
+                    end
+                };
+                Ok([text, between, &line].concat())
+            }
+            (_, None) => Err(EditError::Unknown(self.path.clone(), self.name.clone())),
+            (What::SetPassword, Some(old)) => Ok([&text[..old.range.start], &line, &text[old.range.end..]].concat()),
+            (What::Remove, Some(_)) => {
+                let mut left = text.to_owned();
+                // A wrong file may have more than one. From the end, so that the places stay right.
+                let ranges: Vec<_> = own.map(|line| line.range).collect();
+                ranges.into_iter().rev().for_each(|range| left.replace_range(range, ""));
+                Ok(left)
+            }
+        }
+    }
+}
+
+/// Returns the names in a user file, in the order of its lines, and warnings.
+///
+/// # Errors
+/// Returns an error if the file cannot be read.
+pub(crate) fn names(path: &Path) -> Result<(Vec<String>, Vec<String>), EditError> {
+    let text = text_of(path)?;
+    let names = lines(&text).filter_map(|line| line.name().map(str::to_owned));
+    Ok((names.collect(), warnings(path, &text)))
+}
+
+/// Returns a warning for each password that is not hashed.
+pub(crate) fn clear_text(path: &Path, clear: &[Place]) -> Vec<String> {
+    let remedy = "`spliceway user passwd` hashes one";
+    let named = clear.iter().take(NAMED_MAX).map(|place| {
+        let place = place.within(path);
+        format!("{place} is a clear-text password; {remedy}")
+    });
+    let others = clear.len().saturating_sub(NAMED_MAX);
+    let others = (others > 0).then(|| format!("{}: {others} more clear-text passwords; {remedy}", path.display()));
+    named.chain(others).collect()
+}
+
+/// Returns what a program would say about this text.
+fn warnings(path: &Path, text: &str) -> Vec<String> {
+    let (file, faults) = parse(text);
+    let faults = faults
+        .iter()
+        .map(|(place, problem)| format!("{}: {problem}", place.within(path)));
+    let mut warnings: Vec<_> = faults.chain(clear_text(path, &file.clear)).collect();
+    if file.users.is_empty() {
+        let path = path.display();
+        warnings.push(format!("{path}: {NO_USERS}, so no program starts with it"));
+    }
+    warnings
+}
+
+fn text_of(path: &Path) -> Result<String, EditError> {
+    let read = named_file::read(path, FILE_MAX_BYTES);
+    Ok(read.map_err(|why| EditError::Unreadable(path.into(), why))?.text)
+}
+
+/// Creates and locks the new file.
+fn lock(new: &Path) -> Result<File, EditError> {
+    let cannot = |what, error| EditError::Io(what, new.into(), error);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let file = replacement::options().create(true).open(new);
+        let file = file.map_err(|error| cannot("write", error))?;
+        // The process that had the lock may have renamed the file.
+        let is_named = || {
+            let (opened, named) = (file.metadata()?, fs::symlink_metadata(new)?);
+            io::Result::Ok(named.is_file() && (opened.dev(), opened.ino()) == (named.dev(), named.ino()))
+        };
+        if replacement::try_lock(&file).map_err(|error| cannot("lock", error))? && is_named().unwrap_or(false) {
+            return Ok(file);
+        }
+        if Instant::now() >= until {
+            return Err(EditError::Busy(new.into()));
+        }
+        replacement::wait();
+    }
+}
+
+/// Returns what every change of a file changes.
+fn identity(file: &Metadata) -> [u64; 5] {
+    let time = [file.mtime().cast_unsigned(), file.mtime_nsec().cast_unsigned()];
+    [file.dev(), file.ino(), file.len(), time[0], time[1]]
+}
+
+impl fmt::Display for EditError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(path, place) => write!(
+                f,
+                "{} is there already; `spliceway user passwd` sets another password",
+                place.within(path)
+            ),
+            Self::Unknown(path, name) => write!(
+                f,
+                "{}: there is no user `{}`; `spliceway user list` shows all",
+                path.display(),
+                name.escape_debug()
+            ),
+            Self::Unreadable(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::NotRegular(path) => write!(f, "{}: expected a regular file", path.display()),
+            Self::TooLong(path, max) => write!(
+                f,
+                "{}: the file would be larger than {} MiB, which is the limit",
+                path.display(),
+                max >> 20
+            ),
+            Self::Busy(path) => write!(
+                f,
+                "{}: another process changes the file: try again when it has ended",
+                path.display()
+            ),
+            Self::Changed(path) => write!(
+                f,
+                "{}: another program has changed the file meanwhile: try again",
+                path.display()
+            ),
+            Self::Owner(path, user, group) => write!(
+                f,
+                "{}: cannot keep its user {user} and group {group}: do this as that user, or as root",
+                path.display()
+            ),
+            Self::Foreign(path, user) => write!(f, "{}: belongs to user {user}: remove it", path.display()),
+            Self::Io(what, path, error) => write!(f, "cannot {what} {}: {error}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
