@@ -5,6 +5,8 @@
 //!   account.json     the account and its key
 //!   NAME.pem         the key, the certificate and its chain
 //!   NAME.json        the failures, and when the next try is allowed
+//!   NAME.revoke      an order of the operator to replace the certificate and to revoke it; once
+//!                    there is another one, the old one
 //!   NAME.challenge   the answer to TLS-ALPN-01 while a try runs
 //!   token-TOKEN      the answer to HTTP-01 while a try runs
 //! ```
@@ -17,8 +19,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustls::pki_types::CertificateDer;
 
 use super::schedule::Tries;
 
@@ -37,6 +42,15 @@ pub(crate) struct StateFolder(PathBuf);
 /// The lock of the folder. Dropping it gives the lock back.
 #[derive(Debug)]
 pub(super) struct Locked(#[expect(dead_code, reason = "the lock lasts as long as the file is open")] File);
+
+/// An order of the operator to replace a certificate and to revoke it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Revocation {
+    /// The certificate is still in force.
+    Wanted,
+    /// Another certificate has taken the place of this one.
+    Replaced(CertificateDer<'static>),
+}
 
 /// Why the folder cannot be used, with the remedy.
 #[derive(Debug)]
@@ -124,6 +138,28 @@ impl StateFolder {
     pub(super) fn use_new_pair(&self, _: &Locked, name: &str) -> io::Result<()> {
         fs::rename(self.0.join(format!("{name}.new")), self.pair(name))?;
         File::open(&self.0)?.sync_all()
+    }
+
+    /// Returns whether the operator wants a certificate replaced and revoked.
+    pub(super) fn revocation(&self, name: &str) -> io::Result<Option<Revocation>> {
+        let Some(text) = self.read(&format!("{name}.revoke"))? else {
+            return Ok(None);
+        };
+        if text.trim().is_empty() {
+            return Ok(Some(Revocation::Wanted));
+        }
+        let unknown = |_| io::Error::other(format!("expected the file {name}.revoke to be empty"));
+        let certificate = STANDARD.decode(text.trim()).map_err(unknown)?;
+        Ok(Some(Revocation::Replaced(certificate.into())))
+    }
+
+    /// Keeps a certificate that is to be revoked, because another one takes its place.
+    pub(super) fn set_replaced(&self, _: &Locked, name: &str, certificate: &CertificateDer<'_>) -> io::Result<()> {
+        self.replace(&format!("{name}.revoke"), &STANDARD.encode(certificate))
+    }
+
+    pub(super) fn end_revocation(&self, _: &Locked, name: &str) -> io::Result<()> {
+        fs::remove_file(self.0.join(format!("{name}.revoke")))
     }
 
     /// Returns the answer to TLS-ALPN-01 for a name, while a try runs: a hash in hexadecimal.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use instant_acme::{
     Account, AccountCredentials, AuthorizationStatus, ChallengeType, Identifier, NewAccount, NewOrder, Order,
-    OrderStatus, RetryPolicy,
+    OrderStatus, RetryPolicy, RevocationRequest,
 };
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use rustls::pki_types::CertificateDer;
 
 use super::folder::Locked;
 use super::https::Https;
@@ -17,6 +18,8 @@ use crate::kit::harmless::reason;
 
 /// Looks at an order after 250 ms, and then after twice the time before.
 const POLLING: RetryPolicy = RetryPolicy::new().timeout(Duration::from_secs(120));
+/// The type of the problem that a server reports if a certificate was revoked before.
+const REVOKED: &str = "urn:ietf:params:acme:error:alreadyRevoked";
 /// The type of the problem that a server reports if it has forgotten an account.
 const NO_ACCOUNT: &str = "urn:ietf:params:acme:error:accountDoesNotExist";
 
@@ -67,6 +70,24 @@ pub(super) async fn order(
     order.finalize_csr(request.serialize_request(&key)?.der()).await?;
     let chain = order.poll_certificate(&POLLING).await?;
     Ok(key.serialize_pem() + &chain)
+}
+
+/// Revokes a certificate that the account has ordered.
+pub(super) async fn revoke(
+    settings: &AcmeSettings,
+    locked: &Locked,
+    certificate: &CertificateDer<'_>,
+    https: &Https,
+) -> Result<(), OrderError> {
+    let account = account(settings, locked, https).await?;
+    let request = RevocationRequest {
+        certificate,
+        reason: None,
+    };
+    match account.revoke(&request).await {
+        Err(instant_acme::Error::Api(problem)) if problem.r#type.as_deref() == Some(REVOKED) => Ok(()),
+        revoked => Ok(revoked?),
+    }
 }
 
 /// Returns the account of the folder, or creates it.

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::folder::Locked;
+use super::folder::{Locked, Revocation};
 use super::https::{Connect, Https};
 use super::order;
 use super::schedule::Tries;
@@ -31,7 +31,8 @@ use crate::tls::server::Terminator;
 /// The time limit for one try.
 const TRY_TIME: Duration = Duration::from_secs(300);
 /// The longest time between two looks at the schedule: another process may have tried.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+/// The operator may also have asked to revoke a certificate.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// The wait while another process tries.
 const BUSY: Duration = Duration::from_secs(10);
 /// The wait after an error of the folder. No request was sent.
@@ -65,6 +66,11 @@ impl Renewal {
             Err(error) => return Err(error),
         };
         let tries = self.settings.folder.tries(name)?;
+        let valid = match self.settings.folder.revocation(name)? {
+            None => valid,
+            // A certificate that is to be revoked is replaced at once.
+            Some(_) => None,
+        };
         let next = tries.next(&self.settings.directory, valid, now);
         Ok((tries, next))
     }
@@ -135,7 +141,26 @@ impl Renewal {
             config: Arc::new(config),
             retry_after: Arc::clone(retry_after),
         };
-        let issued = order::order(&self.settings, locked, name, &https).await;
+        let failed = |error: io::Error| error.to_string();
+        let valid = match folder.revocation(name).map_err(failed)? {
+            None => return self.issue(locked, name, &https, false).await,
+            Some(Revocation::Wanted) => self.issue(locked, name, &https, true).await?,
+            // The other certificate is in force since an earlier try.
+            Some(Revocation::Replaced(_)) => self.read(name)?.valid,
+        };
+        if let Some(Revocation::Replaced(old)) = folder.revocation(name).map_err(failed)? {
+            let revoked = order::revoke(&self.settings, locked, &old, &https).await;
+            revoked.map_err(|error| format!("the old certificate is not revoked: {error}"))?;
+            tracing::info!("acme: the old certificate of {name} is revoked");
+        }
+        folder.end_revocation(locked, name).map_err(failed)?;
+        Ok(valid)
+    }
+
+    /// Orders a certificate and puts it into force. If the one before is to be revoked, keeps it.
+    async fn issue(&self, locked: &Locked, name: &str, https: &Https, keeps_old: bool) -> Result<Validity, String> {
+        let folder = &self.settings.folder;
+        let issued = order::order(&self.settings, locked, name, https).await;
         let issued = issued.map_err(|error| error.to_string())?;
         let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
         let file = folder.write_new_pair(locked, name, &issued);
@@ -148,9 +173,18 @@ impl Renewal {
         if !pair.names.iter().any(|issued| **issued == *name) {
             return Err(unusable(&"it does not have the name"));
         }
+        if keeps_old && let Ok(old) = self.read(name) {
+            let kept = folder.set_replaced(locked, name, &old.key.cert[0]);
+            kept.map_err(|error| error.to_string())?;
+        }
         let used = folder.use_new_pair(locked, name);
         used.map_err(|error| unusable(&error))?;
         Ok(pair.valid)
+    }
+
+    /// Reads the certificate that is in force.
+    fn read(&self, name: &str) -> Result<Pair, String> {
+        Pair::read(&self.settings.pair(name), &self.provider).map_err(|bad| bad.to_string())
     }
 }
 

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hickory_proto::op::{Message, OpCode};
 use hickory_proto::rr::{RData, Record, RecordType, rdata};
 use rustls::crypto::aws_lc_rs::default_provider;
@@ -179,6 +181,11 @@ impl State {
     fn certificate(&self, name: &str) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(self.path.join(format!("{name}.pem"))).unwrap()
     }
+
+    /// Forgets when the next try is allowed.
+    fn allow_a_try(&self, name: &str) {
+        fs::remove_file(self.path.join(format!("{name}.json"))).unwrap();
+    }
 }
 
 /// Starts a forwarder to an echo.
@@ -336,6 +343,43 @@ fn a_server_that_is_down_leaves_the_old_certificate_in_force() {
         assert!(line.contains(part), "{line}");
     }
     assert!(client(address, "e.test").certificate() == state.certificate("e.test"));
+}
+
+#[test]
+fn a_certificate_is_replaced_and_then_revoked_if_the_operator_asks_for_it() {
+    let (address, state) = (refusing(), State::new("acme-revoked"));
+    let Some(mut pebble) = Pebble::start(address.port(), 1, LONG) else {
+        return;
+    };
+    let mut program = forward(address, &pebble.arguments("f.test", &state));
+    program.line(ISSUED);
+    let old = state.certificate("f.test");
+    program.terminate();
+    assert!(program.exit().success());
+    let file = PathBuf::from(state.path()).join("f.test.revoke");
+    fs::write(&file, "").unwrap();
+    // The pause after a success is over.
+    state.allow_a_try("f.test");
+    let mut program = forward(address, &pebble.arguments("f.test", &state));
+    program.line("acme: the old certificate of f.test is revoked");
+    program.line(ISSUED);
+    assert_ne!(state.certificate("f.test"), old);
+    assert_eq!((pebble.requests(ORDER), pebble.requests("POST /revoke-cert")), (2, 1));
+    assert!(!file.exists());
+    // A server that is down is asked again later, and no other certificate is ordered then.
+    program.terminate();
+    assert!(program.exit().success());
+    let new = state.certificate("f.test");
+    fs::write(&file, STANDARD.encode(&new)).unwrap();
+    state.allow_a_try("f.test");
+    pebble.stop();
+    let mut program = forward(address, &pebble.arguments("f.test", &state));
+    assert!(
+        program
+            .line("no new certificate for f.test")
+            .contains("the old certificate is not revoked")
+    );
+    assert!(file.exists() && state.certificate("f.test") == new);
 }
 
 /// Starts a server that answers one request with this, and counts requests.
