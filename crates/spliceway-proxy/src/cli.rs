@@ -13,11 +13,13 @@ mod user;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
+use spliceway_protocol::address::ListenRange;
 
 use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Source, settle, tls_files};
@@ -41,7 +43,7 @@ enum Refused {
 pub(crate) fn parse() -> Action {
     let mut matches = match Cli::command().try_get_matches() {
         Ok(matches) => matches,
-        Err(wrong) => return Action::Usage(wrong),
+        Err(wrong) => return Action::Usage(with_tip(wrong)),
     };
     let subcommand = matches.subcommand_name().map(str::to_owned);
     let cli = match Cli::from_arg_matches_mut(&mut matches) {
@@ -58,7 +60,26 @@ pub(crate) fn parse() -> Action {
     // The error shows the usage of the subcommand that was typed.
     let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
     let mut command = subcommand.unwrap_or(command);
-    Action::Usage(command.error(clap::error::ErrorKind::ValueValidation, wrong))
+    Action::Usage(command.error(ErrorKind::ValueValidation, wrong))
+}
+
+/// Adds a tip to what clap says about an unknown argument.
+fn with_tip(mut wrong: clap::Error) -> clap::Error {
+    if wrong.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(argument)) = wrong.get(ContextKind::InvalidArg)
+        && let Some(tip) = tip(argument)
+    {
+        wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    wrong
+}
+
+fn tip(argument: &str) -> Option<String> {
+    if ["-c", "--config"].contains(&argument) {
+        return Some("to serve what a file describes, type spliceway run FILE".to_owned());
+    }
+    let is_address = argument.parse::<ListenRange>().is_ok() && argument.contains(':');
+    is_address.then(|| format!("to listen there, type -l {argument}"))
 }
 
 const EXAMPLES: &str = "\
@@ -259,17 +280,9 @@ enum Command {
     Sni(ServiceArgs),
     /// Serve what a configuration file describes
     #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
-    Run {
-        /// File, or directory whose files `*.toml` are read in the order of their names
-        #[arg(short, long, value_name = "PATH")]
-        config: PathBuf,
-    },
+    Run(ConfigArgs),
     /// Check a configuration file, and print what it means
-    Check {
-        /// File, or directory
-        #[arg(short, long, value_name = "PATH")]
-        config: PathBuf,
-    },
+    Check(ConfigArgs),
     /// Print the configuration file that a command line means
     PrintConfig {
         /// Command line of a service, such as `socks5 -l :1080 --auth-file users`
@@ -366,6 +379,24 @@ enum Command {
     },
 }
 
+/// The configuration that a command reads, with or without a flag.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct ConfigArgs {
+    /// File, or directory whose files `*.toml` are read in the order of their names
+    #[arg(short, long, value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// The same without `-c`
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+}
+
+impl ConfigArgs {
+    fn path(self) -> PathBuf {
+        self.config.or(self.path).expect("the command needs one of them")
+    }
+}
+
 /// The running program that a command asks.
 #[derive(Args, Debug)]
 struct SocketArgs {
@@ -426,12 +457,13 @@ impl Cli {
                 Some(directory) => Action::Write(directory, generated::pages(&Self::command())),
                 None => Action::Print(generated::page(&Self::command())),
             }),
-            Some(Command::Run { config }) => {
-                let source = Source::Files(config);
+            Some(Command::Run(config)) => {
+                let source = Source::Files(config.path());
                 let settings = source.settings().map_err(Refused::Files)?;
                 Ok(Action::Serve(Box::new(settings), source))
             }
-            Some(Command::Check { config }) => {
+            Some(Command::Check(config)) => {
+                let config = config.path();
                 let settings = Source::Files(config.clone()).settings().map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }

@@ -15,6 +15,39 @@ fn run(arguments: &[&str]) -> (Output, String) {
 }
 
 #[test]
+fn a_mistake_on_the_command_line_has_its_remedy() {
+    for (arguments, tip) in [
+        (&["forwrd", "-l", ":80"][..], "a similar subcommand exists: 'forward'"),
+        (&["forward", "--lisen", ":80"], "a similar argument exists: '--listen'"),
+        (&["-c", "main.toml"], "type spliceway run FILE"),
+        (&["--config", "main.toml"], "type spliceway run FILE"),
+        // Port because nothing listens there.
+        (&["socks5", "127.0.0.1:1080"], "type -l 127.0.0.1:1080"),
+        (&["http", ":3128"], "type -l :3128"),
+        // Port because nothing listens there.
+        (&["forward", "[::1]:80"], "type -l [::1]:80"),
+        (&["run"], "<--config <PATH>|PATH>"),
+    ] {
+        let (output, stderr) = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(tip), "{tip}: {stderr}");
+    }
+}
+
+#[test]
+fn a_configuration_file_needs_no_flag() {
+    let file = TextFile::new("[[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:0\"\n");
+    for arguments in [&["check", file.path()][..], &["check", "-c", file.path()]] {
+        let (output, stderr) = run(arguments);
+        assert!(output.status.success(), "{stderr}");
+        assert!(output.stdout.starts_with(format!("{}: valid, 1 service", file.path()).as_bytes()));
+    }
+    let mut program = Program::start(&["run", file.path()]);
+    program.terminate();
+    assert!(program.exit().success());
+}
+
+#[test]
 fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
     let (_listener, address) = listen();
     let address = address.to_string();
