@@ -13,8 +13,9 @@
 //! stay in the input. Until the message is complete, `feed` returns `None` or
 //! [`client::Step::Wait`].
 //!
-//! Two parsers work differently: [`http::Chunks`] counts the bytes of a body, and
-//! [`socks5::datagram`] parses one datagram at a time.
+//! Three parsers work differently: [`http::Chunks`] counts the bytes of a body,
+//! [`socks5::datagram`] parses one datagram at a time, and [`pem`] finds the sections of a whole
+//! file.
 //!
 //! Types enforce the order of calls. If a service demands a password ([`Demand::Password`]), the
 //! parsers release a request only in exchange for a [`Proof`]. SOCKS4 has no passwords, so its
@@ -81,6 +82,7 @@ pub mod address;
 pub mod client;
 pub mod http;
 mod message;
+pub mod pem;
 pub mod proxy;
 pub mod rule;
 pub mod socks4;

@@ -2,6 +2,7 @@
 
 mod answer;
 mod http;
+mod pem;
 mod proxy_header;
 mod socks4;
 mod socks5;
@@ -10,6 +11,7 @@ mod upstream;
 
 pub use answer::{http_answer, http_chunks};
 pub use http::http;
+pub use pem::pem;
 pub use proxy_header::proxy_header;
 pub use socks4::socks4;
 pub use socks5::socks5;

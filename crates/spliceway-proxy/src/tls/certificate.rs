@@ -19,6 +19,7 @@ use super::issuers::NotAnIssuer;
 use super::pem;
 use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
+use spliceway_protocol::pem::Fault;
 
 /// The longest file that is read. A chain of certificates has a few KiB.
 pub(super) const FILE_MAX_BYTES: usize = 1 << 20;
@@ -72,7 +73,7 @@ pub(super) enum Why {
     /// The folder has no certificate.
     Empty,
     ReadByOthers,
-    Pem(pem::Fault),
+    Pem(Fault),
     TicketKeys(ticket_file::Fault),
     /// The key was expected in the file of the certificate.
     NoKeyInside,

@@ -6,6 +6,7 @@ mod client_cert;
 mod distrust;
 mod folder;
 mod hostile;
+mod leaving;
 mod originate;
 mod outside;
 mod relayed;

@@ -1,11 +1,13 @@
 //! The properties hold in random scenarios, and in those from the fuzzers' corpus.
 
+mod hellos;
+
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, proxy_header, socks4, socks5,
+    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, socks4, socks5,
     socks5_datagram, target_rule, tls, upstream,
 };
 
@@ -213,6 +215,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         ("http", http),
         ("proxy_header", proxy_header),
         ("tls", tls),
+        ("pem", pem),
         ("upstream", upstream),
     ] {
         kept(target).for_each(|(_, bytes)| parser(&bytes));

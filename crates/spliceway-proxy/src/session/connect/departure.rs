@@ -5,6 +5,9 @@
 //! ([`Finish::Leaves`]). If there are unread bytes before the EOF, the client has only finished
 //! sending. In this case, only a reset counts.
 //!
+//! A client that speaks TLS announces its end, so one unread record may be before the EOF. It is
+//! not decrypted. If it is no announcement, the client has ended without one, and has left too.
+//!
 //! The detection consumes no bytes and uses no timer.
 
 use std::io;
@@ -43,7 +46,7 @@ pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
     loop {
         match stream.ready(interest).await {
             Ok(ready) if ready.is_error() => return reset(stream.take_error()),
-            Ok(_) if client.buffer().is_empty() => match unread(stream) {
+            Ok(_) if client.buffer().is_empty() => match has_unread(stream) {
                 Ok(false) => return SessionEnd::ClientEof.into(),
                 Ok(true) => {}
                 Err(error) => return reset(Err(error)),
@@ -56,11 +59,30 @@ pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
     }
 }
 
-/// Returns whether there are unread bytes. At EOF, it returns whether there are unread bytes before
-/// the EOF.
-fn unread(stream: &Stream) -> io::Result<bool> {
-    let (received, _) = recv(stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-    Ok(received > 0)
+/// Returns whether there are unread bytes that the client wants to be served. At EOF, these are the
+/// bytes before it.
+fn has_unread(stream: &Stream) -> io::Result<bool> {
+    let mut bytes = [0; RECORD_MAX_BYTES + 1];
+    let (received, _) = recv(stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    let is_end = matches!(stream, Stream::Tls(_)) && may_announce_end(&bytes[..received]);
+    Ok(received > 0 && !is_end)
+}
+
+/// The most bytes of a record with an alert: its head, a nonce, the alert, and a tag.
+const RECORD_MAX_BYTES: usize = 5 + 8 + 2 + 16;
+
+/// Returns whether these bytes are one record with an alert, or look like one. TLS 1.3 hides the
+/// type of a record, but not its length: the alert, its type, and a tag.
+fn may_announce_end(bytes: &[u8]) -> bool {
+    const ALERT: u8 = 21;
+    const DATA: u8 = 23;
+    const HIDDEN_ALERT_BYTES: usize = 2 + 1 + 16;
+    match bytes {
+        [kind, _, _, high, low, content @ ..] if content.len() == usize::from(u16::from_be_bytes([*high, *low])) => {
+            *kind == ALERT || *kind == DATA && content.len() == HIDDEN_ALERT_BYTES
+        }
+        _ => false,
+    }
 }
 
 fn reset(error: io::Result<Option<io::Error>>) -> Outcome {
