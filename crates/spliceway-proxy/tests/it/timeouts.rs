@@ -48,7 +48,10 @@ fn the_idle_timeout_frees_a_filled_pipe_and_records_its_bytes_as_lost() {
     // pipe.
     target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     // On a busy machine, a write may time out before the relay has read.
-    while target.write(&[7; 1 << 16]).is_ok() || lent(&program) == 0 {}
+    let until = Instant::now() + PATIENCE;
+    while target.write(&[7; 1 << 16]).is_ok() || lent(&program) == 0 {
+        assert!(Instant::now() < until, "no pipe is lent");
+    }
     program.await_end("idle");
     assert_eq!(lent(&program), 0);
     let lost = program.sum("spliceway_lost_bytes_total", &["direction=\"down\""]);
