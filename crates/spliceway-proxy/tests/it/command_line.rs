@@ -40,7 +40,11 @@ fn a_configuration_file_needs_no_flag() {
     for arguments in [&["check", file.path()][..], &["check", "-c", file.path()]] {
         let (output, stderr) = run(arguments);
         assert!(output.status.success(), "{stderr}");
-        assert!(output.stdout.starts_with(format!("{}: valid, 1 service", file.path()).as_bytes()));
+        assert!(
+            output
+                .stdout
+                .starts_with(format!("{}: valid, 1 service", file.path()).as_bytes())
+        );
     }
     let mut program = Program::start(&["run", file.path()]);
     program.terminate();
