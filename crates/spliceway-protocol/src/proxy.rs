@@ -148,8 +148,8 @@ impl Header {
 
     /// Returns the TLVs of a complete header, to pass on with the addresses.
     ///
-    /// The result has at most 4 KiB, without checksums and padding. It is empty if the TLVs are not
-    /// well-formed, or if the header had more than 4 KiB of them.
+    /// The result has at most 4 KiB, without checksums, padding, and parts of `SSL` outside of it. It
+    /// is empty if the TLVs are not well-formed, or if the header had more than 4 KiB of them.
     pub fn into_tlvs(self) -> Vec<u8> {
         passed_on(&self.tlvs).unwrap_or_default()
     }
@@ -294,13 +294,13 @@ fn each(mut tlvs: &[u8]) -> impl Iterator<Item = Option<(u8, &[u8])>> {
     })
 }
 
-/// Returns the TLVs, except those that apply to one header alone. Returns `None` if a TLV is not
-/// complete.
+/// Returns the TLVs, except those that apply to one header alone, and those that are not where they
+/// belong. Returns `None` if a TLV is not complete.
 fn passed_on(tlvs: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
     for tlv in each(tlvs) {
         let (kind, value) = tlv?;
-        if !matches!(kind, TLV_CRC32C | TLV_NOOP) {
+        if !matches!(kind, TLV_CRC32C | TLV_NOOP) && !tls::WITHIN_SSL.contains(&kind) {
             kept.push(kind);
             kept.extend_from_slice(&(value.len() as u16).to_be_bytes());
             kept.extend_from_slice(value);

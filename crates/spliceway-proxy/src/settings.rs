@@ -20,6 +20,6 @@ mod users;
 
 pub(crate) use origin::Origin;
 pub(crate) use program::{SessionSettings, Settings};
-pub(crate) use service::{AcceptProxy, Kind, ServiceSettings, UserTargets};
+pub(crate) use service::{AcceptProxy, HostUsers, Kind, ServiceSettings, UserTargets};
 pub(crate) use settle::{Source, settle};
 pub(crate) use tls_files::{TlsFiles, tls_files};

@@ -317,6 +317,12 @@ fn tlvs_are_passed_on_without_checksum_and_padding_up_to_a_limit() {
         4,
     );
     assert_eq!(tlvs_of(&summed), kept);
+    let ssl = b"\x20\0\x0a\x01\0\0\0\0\x22\0\x02cn";
+    let stray = b"\x21\0\x01v\x22\0\x04root\x2f\0\0";
+    assert_eq!(
+        tlvs_of(&[&stray[..], ssl, stray, b"\x30\0\x02ns"].concat()),
+        [&ssl[..], b"\x30\0\x02ns"].concat()
+    );
     assert_eq!(
         tlvs_of(&[&authority[..], b"\x02\0\x05a"].concat()),
         b"",

@@ -4,6 +4,8 @@
 //!   ALPN ▸ AUTHORITY (the name that the client stated) ▸ SSL { flags, verify ▸ VERSION ▸ CN ▸ CIPHER }
 //! ```
 
+use std::ops::RangeInclusive;
+
 use super::each;
 
 const TLV_ALPN: u8 = 0x01;
@@ -12,8 +14,8 @@ const TLV_SSL: u8 = 0x20;
 const SSL_VERSION: u8 = 0x21;
 const SSL_CN: u8 = 0x22;
 const SSL_CIPHER: u8 = 0x23;
-/// The last of the types within SSL. Some are newer than this list.
-const SSL_LAST: u8 = 0x2f;
+/// The types within SSL, of which some are newer than this list. Elsewhere, they mean nothing.
+pub(super) const WITHIN_SSL: RangeInclusive<u8> = SSL_VERSION..=0x2f;
 /// The client speaks TLS.
 const CLIENT_SSL: u8 = 0x01;
 /// The client has shown a certificate on this connection.
@@ -73,11 +75,13 @@ impl Tls<'_> {
     }
 }
 
-/// Returns the TLVs of another header, without what it states about TLS.
+/// Returns the TLVs that [`Header::into_tlvs`] has returned, without what they state about TLS.
+///
+/// [`Header::into_tlvs`]: super::Header::into_tlvs
 pub fn without_tls(tlvs: &[u8]) -> Vec<u8> {
     let mut kept = Vec::new();
     for (kind, value) in each(tlvs).map_while(|tlv| tlv) {
-        if !matches!(kind, TLV_ALPN | TLV_AUTHORITY | TLV_SSL..=SSL_LAST) {
+        if !matches!(kind, TLV_ALPN | TLV_AUTHORITY | TLV_SSL) {
             add(&mut kept, kind, value);
         }
     }
@@ -132,7 +136,7 @@ mod tests {
             server_name: Some("mine"),
             ..Tls::default()
         };
-        let before = b"\x02\0\x05their\xea\0\x01x\x22\0\x01r\x2f\0\x01r\x20\0\x05\x01\0\0\0\0\x01\0\x02h2";
+        let before = b"\x02\0\x05their\xea\0\x01x\x20\0\x05\x01\0\0\0\0\x01\0\x02h2";
         assert_eq!(without_tls(before), b"\xea\0\x01x");
         assert_eq!(
             tls.after(before),

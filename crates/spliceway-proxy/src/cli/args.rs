@@ -12,14 +12,13 @@ const ORDER: &str = "
     transparent-source udp udp-timeout auth-file auth auth-penalty open allow-private to-allow
     to-deny advertise user-max-conns user-rate-in user-rate-out user-quota quota-file
     handshake-timeout allow deny accept-proxy proxy-from tls-cert tls-key tls-dir acme acme-state
-    acme-accept-terms acme-directory acme-email acme-ca acme-http tls-min
-    tls-alpn tls-unknown-name tls-ticket-key tls-client-ca tls-client-verify tls-client-crl tls-client-allow
-    upstream-proxy target-tls-ca target-tls-name target-tls-alpn target-tls-cert
-    target-tls-key target-tls-verify send-proxy dns
-    bind-source bind-interface mark connect-timeout idle-timeout half-close-timeout max-session
-    drain-timeout max-conns max-conns-per-ip max-dials-per-ip rate-in rate-out nofile splice
-    pipe-size spin workers metrics status-page status-host admin pid-file log-level log-format
-    access-log access-log-format record-interval
+    acme-accept-terms acme-directory acme-email acme-ca acme-http tls-min tls-alpn tls-unknown-name
+    tls-ticket-key tls-client-ca tls-client-verify tls-client-crl tls-client-allow upstream-proxy
+    target-tls-ca target-tls-name target-tls-alpn target-tls-cert target-tls-key target-tls-verify
+    send-proxy dns bind-source bind-interface mark connect-timeout idle-timeout half-close-timeout
+    max-session drain-timeout max-conns max-conns-per-ip max-dials-per-ip rate-in rate-out nofile
+    splice pipe-size spin workers metrics status-page status-host admin pid-file log-level
+    log-format access-log access-log-format record-interval
 ";
 
 /// What the flags of a service say.

@@ -145,7 +145,8 @@ impl Guard {
                 facts.server_name.clone_from(&agreed.name);
             }
             if self.service.has_users_by_certificate() {
-                facts.user = agreed.client_cert.as_ref().map(|cert| cert.name.clone());
+                let cert = agreed.client_cert.as_ref();
+                facts.user = cert.map(|cert| self.service.user_of(cert).into());
             }
         }
         facts.tls = Some(Box::new(tls));

@@ -16,7 +16,8 @@ use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
 use crate::session::process::Process;
-use crate::settings::{AcceptProxy, Kind, SessionSettings};
+use crate::settings::{AcceptProxy, HostUsers, Kind, SessionSettings};
+use crate::tls::client_name::ClientCert;
 use crate::tls::server::Terminator;
 
 /// The state that the sessions of one service share.
@@ -43,6 +44,8 @@ pub(crate) struct Service {
     pub(crate) dialer: Dialer,
     /// The dialers of users who have targets of their own, by their names.
     pub(crate) user_dialers: HashMap<Box<[u8]>, Dialer>,
+    /// The users whose names have capitals, by their names in lower case.
+    pub(crate) host_users: Arc<HostUsers>,
     /// Chooses the target, if there are several backends.
     pub(crate) balancer: Option<Arc<Balancer>>,
     pub(crate) dials: Arc<Dials>,
@@ -56,6 +59,12 @@ impl Service {
     /// Returns whether the user of a session is the name in the certificate of its client.
     pub(crate) fn has_users_by_certificate(&self) -> bool {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
+    }
+
+    /// Returns the name of the user to whom a certificate belongs.
+    pub(super) fn user_of<'a>(&'a self, cert: &'a ClientCert) -> &'a str {
+        let known = self.host_users.get(&cert.name).filter(|_| cert.is_host);
+        known.unwrap_or(&cert.name)
     }
 
     /// Returns the dialer for the targets of a client, who may have proven to be a user.

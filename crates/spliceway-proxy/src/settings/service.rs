@@ -1,5 +1,6 @@
 //! The settings of one service.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) targets: TargetAccess,
     /// The targets of users who have a table of their own.
     pub(crate) user_targets: Vec<UserTargets>,
+    /// Empty if certificates name no users.
+    pub(crate) host_users: Arc<HostUsers>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     /// Ends the TLS of the clients. `None` means that clients speak no TLS to the service.
     pub(crate) tls: Option<Arc<Terminator>>,
@@ -60,6 +63,10 @@ pub(crate) struct ServiceSettings {
     /// What the operator has written, with the defaults for all services.
     pub(crate) config: config::Service,
 }
+
+/// The users with a table whose names have capitals, by their names in lower case. The names of
+/// hosts in certificates find their users here.
+pub(crate) type HostUsers = HashMap<Box<str>, Box<str>>;
 
 /// The targets that one user may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]

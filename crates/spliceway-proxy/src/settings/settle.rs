@@ -13,12 +13,12 @@ use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
-use super::service::{AcceptProxy, Kind, ServiceSettings};
+use super::service::{AcceptProxy, HostUsers, Kind, ServiceSettings};
 use super::target_tls::{self, Servers};
 use super::targets::Lists;
 use super::tls;
 use super::udp;
-use super::user_limits::{check_saved, user_limits};
+use super::user_limits::{check_saved, host_users, user_limits};
 use super::users::users;
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
@@ -221,6 +221,11 @@ fn settle_service(
     // Any name may be in a certificate.
     let is_any_user = !has_fixed_targets && tls.as_ref().is_some_and(|tls| tls.clients().is_some());
     let is_user = |name: &[u8]| users.as_ref().map_or(is_any_user, |users| users.know(name));
+    let is_by_certificate = users.is_none() && tls.as_ref().is_some_and(|tls| tls.clients().is_some());
+    let host_users = match is_by_certificate {
+        true => host_users(&config.user, origin)?,
+        false => HostUsers::new(),
+    };
     let (targets, user_targets) = lists.targets(&service, is_user, origin)?;
     let dial = dial(&service, config.timeouts.connect())?;
     let probe = service.check.as_ref().map(Value::parsed);
@@ -243,6 +248,7 @@ fn settle_service(
         users,
         targets,
         user_targets,
+        host_users: Arc::new(host_users),
         auth_penalty: if has_fixed_targets {
             Duration::ZERO
         } else {

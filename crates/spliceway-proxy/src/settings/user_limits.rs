@@ -1,12 +1,12 @@
 //! The limits of users: of every user, and of users with a table of their own.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use toml::Spanned;
 
 use super::origin::{Fault, Origin};
-use super::service::ServiceSettings;
+use super::service::{HostUsers, ServiceSettings};
 use crate::access::accounts::{AllLimits, Quotas, UserLimits};
 use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
 
@@ -56,13 +56,6 @@ pub(super) fn user_limits(
             let problem = format!("no service has the user {user}, so this table has no effect");
             warnings.push(Fault::new(at, "name", problem));
         }
-        if !are_all_known && !known.contains(&user) && is_host_in_upper_case(&user) {
-            let problem = format!(
-                "the name of a host in a certificate becomes {}, so {user} can only be a common name",
-                user.to_ascii_lowercase()
-            );
-            warnings.push(Fault::new(at, "name", problem));
-        }
         let limits = UserLimits {
             max_conns: or(&table.max_conns, every.max_conns),
             rate_in: or(&table.rate_in, every.rate_in),
@@ -74,10 +67,27 @@ pub(super) fn user_limits(
     Ok(AllLimits { every, named })
 }
 
-/// Returns whether this looks like the name of a host, and differs from it in lower case.
-fn is_host_in_upper_case(user: &str) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    user.contains('.') && user.bytes().all(is_part) && user.bytes().any(|byte| byte.is_ascii_uppercase())
+/// Returns the users whose names have capitals. The names of hosts in certificates have none.
+pub(super) fn host_users(tables: &[Spanned<User>], origin: &Origin) -> Result<HostUsers, Fault> {
+    let (mut users, mut places) = (HostUsers::new(), HashMap::new());
+    for name in tables.iter().filter_map(|table| table.get_ref().name.as_ref()) {
+        let user = name.parsed();
+        let lower: Box<str> = user.to_ascii_lowercase().into();
+        if let Some((other, at)) = places.insert(lower.clone(), (user.clone(), name.at()))
+            && other != user
+        {
+            let problem = format!(
+                "differs from the one at {} only in capitals, which names of hosts in certificates \
+                 do not have: expected one of them",
+                origin.location(at)
+            );
+            return Err(Fault::new(name.at(), "name", problem));
+        }
+        if lower != user {
+            users.insert(lower, user);
+        }
+    }
+    Ok(users)
 }
 
 fn quotas(list: &Option<List<UserQuota>>, origin: &Origin) -> Result<Option<Quotas>, Fault> {

@@ -25,6 +25,8 @@ pub(crate) struct ClientCert {
     /// The name by which the client is known: printable ASCII of at most 255 bytes, and never
     /// empty.
     pub(crate) name: Box<str>,
+    /// Whether the name is that of a host. It is in lower case then, and its case has no meaning.
+    pub(crate) is_host: bool,
     /// The common name (CN) of the subject, if it can be used.
     pub(crate) common_name: Option<Box<str>>,
     pub(crate) fingerprint: Fingerprint,
@@ -88,6 +90,7 @@ impl ClientCert {
         let name = first.chain(&names.common_name).chain(first_uri).next().cloned();
         Self {
             name: name.unwrap_or_else(|| fingerprint.to_string().into()),
+            is_host: matches!(names.hosts_and_emails.first(), Some(Name::Dns(_))),
             common_name: names.common_name.clone(),
             fingerprint,
         }

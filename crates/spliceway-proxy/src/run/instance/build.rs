@@ -91,6 +91,7 @@ pub(super) fn build(
         send_proxy: service.send_proxy,
         dialer,
         user_dialers,
+        host_users: Arc::clone(&service.host_users),
         balancer,
         dials: dials(settings, before),
         rates: rates(service, before),
@@ -242,6 +243,7 @@ pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, befor
         // The files of rules may be others.
         && service.targets == before.service.targets
         && service.user_targets == before.service.user_targets
+        && service.host_users == before.service.host_users
         && service.config == before.service.config
         && has_same_certificates(service, before)
         && settings.sessions == before.settings.sessions

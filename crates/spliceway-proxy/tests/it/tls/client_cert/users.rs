@@ -39,24 +39,35 @@ fn limits_and_target_rules_of_a_user_apply_to_the_name_in_the_certificate() {
     let file = TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:0\"\n\
          tls_cert = \"{certificate}\"\ntls_key = \"{key}\"\ntls_client_ca = \"{}\"\n\
-         [[user]]\nname = \"ann.test\"\nmax_conns = 1\n[[user]]\nname = \"bob.test\"\nto_deny = \"*\"\n\
+         [[user]]\nname = \"Ann.test\"\nmax_conns = 1\n[[user]]\nname = \"bob.test\"\nto_deny = \"*\"\n\
          [[user]]\nname = \"Zoe.test\"\nto_deny = \"*\"\n",
         setting.file.path()
     ));
     let mut program = Program::run(&file);
-    let warning = "the name of a host in a certificate becomes zoe.test, so Zoe.test can only be a common name";
-    assert_eq!(program.lines_with(warning), 1);
-    assert_eq!(program.lines_with("becomes"), 1);
     let connect = |name| Client::connect(&program, &setting.config(&setting.authority.host(name, 1))).unwrap();
     let (mut first, mut second, mut other) = (connect("ANN.test"), connect("ann.test"), connect("bob.test"));
-    let mut free = connect("eve.test");
+    let (mut zoe, mut free) = (connect("zoe.test"), connect("eve.test"));
+    let common_name = setting.authority.issue("zoe.test", &[], |_| {});
+    let mut common_name = Client::connect(&program, &setting.config(&common_name)).unwrap();
     assert_eq!(ask(&mut first, target), 0);
     let _first_target = accept(&listener);
     assert_eq!(ask(&mut second, target), 1);
-    assert!(program.line("end=denied").contains("user_max_conns"));
+    let refused = program.line("end=denied");
+    assert!(
+        refused.contains("user_max_conns") && refused.contains("user=\"Ann.test\""),
+        "{refused}"
+    );
     assert_eq!(ask(&mut other, target), 2);
     assert!(program.line("end=denied").contains("target_rule"));
+    assert_eq!(ask(&mut zoe, target), 2);
+    let refused = program.line("end=denied");
+    assert!(
+        refused.contains("target_rule") && refused.contains("user=\"Zoe.test\""),
+        "{refused}"
+    );
     assert_eq!(ask(&mut free, target), 0);
+    // A common name is no name of a host, so its case has a meaning.
+    assert_eq!(ask(&mut common_name, target), 0);
 }
 
 #[test]
@@ -89,4 +100,21 @@ fn with_passwords_the_user_is_the_one_with_the_password() {
     );
     // A password does not replace the certificate either.
     attempt(&program, &Config::new(&setting.pair)).unwrap_err();
+}
+
+#[test]
+fn users_whose_names_differ_only_in_capitals_are_refused_with_certificates() {
+    let setting = Setting::new();
+    let [_, certificate, _, key] = setting.pair.arguments();
+    let text = format!(
+        "[[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:0\"\ntls_cert = \"{certificate}\"\n\
+         tls_key = \"{key}\"\ntls_client_ca = \"{}\"\n\
+         [[user]]\nname = \"a.test\"\n[[user]]\nname = \"A.test\"\n",
+        setting.file.path()
+    );
+    let file = TextFile::new(&text);
+    let path = file.path();
+    let stderr = refused_to_start(&["run", "-c", path]);
+    let expected = format!("{path}:10:8: name: differs from the one at {path}:8:8 only in capitals");
+    assert!(stderr.contains(&expected), "{stderr}");
 }
