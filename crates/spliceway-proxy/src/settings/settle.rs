@@ -13,7 +13,7 @@ use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
-use super::service::{AcceptProxy, HostUsers, Kind, ServiceSettings};
+use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::target_tls::{self, Servers};
 use super::targets::Lists;
 use super::tls;
@@ -202,30 +202,22 @@ fn settle_service(
     warnings: &mut Vec<Fault>,
 ) -> Result<ServiceSettings, Fault> {
     let kind = kind(&service, location)?;
-    let is_forward = matches!(kind, Kind::Forward(_));
     let has_fixed_targets = kind.has_fixed_targets();
     let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
     let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
     let listen = listen.ok_or_else(|| Fault::new(Some(location), "listen", missing))?;
+    let is_forward = matches!(kind, Kind::Forward(_));
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
-    let transport = if service.udp() {
-        Transport::Datagrams
-    } else {
-        Transport::Streams
-    };
+    let transport = transport(&service);
     if transport == Transport::Datagrams {
         udp::check(&service, &backends)?;
     }
     let tls = tls::terminator(&service, &config.acme, origin, warnings)?.map(Arc::new);
     // Any name may be in a certificate.
-    let is_any_user = !has_fixed_targets && tls.as_ref().is_some_and(|tls| tls.clients().is_some());
+    let has_certificates = tls.as_ref().is_some_and(|tls| tls.clients().is_some());
+    let is_any_user = !has_fixed_targets && has_certificates;
     let is_user = |name: &[u8]| users.as_ref().map_or(is_any_user, |users| users.know(name));
-    let is_by_certificate = users.is_none() && tls.as_ref().is_some_and(|tls| tls.clients().is_some());
-    let host_users = match is_by_certificate {
-        true => host_users(&config.user, origin)?,
-        false => HostUsers::new(),
-    };
     let (targets, user_targets) = lists.targets(&service, is_user, origin)?;
     let dial = dial(&service, config.timeouts.connect())?;
     let probe = service.check.as_ref().map(Value::parsed);
@@ -245,10 +237,10 @@ fn settle_service(
         listen: listen.parsed(),
         transport,
         clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
+        host_users: host_users(&config.user, users.is_none() && has_certificates, origin)?,
         users,
         targets,
         user_targets,
-        host_users: Arc::new(host_users),
         auth_penalty: if has_fixed_targets {
             Duration::ZERO
         } else {
@@ -383,6 +375,14 @@ pub(super) fn kind(service: &config::Service, location: usize) -> Result<Kind, F
         KindArg::Transparent => Kind::Transparent(Interception::Redirect),
         KindArg::Mixed => Kind::Mixed,
     })
+}
+
+fn transport(service: &config::Service) -> Transport {
+    if service.udp() {
+        Transport::Datagrams
+    } else {
+        Transport::Streams
+    }
 }
 
 /// Returns the routes of TLS clients, or `None` if there is no route.

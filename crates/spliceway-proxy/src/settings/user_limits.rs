@@ -2,6 +2,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use toml::Spanned;
 
@@ -67,9 +68,15 @@ pub(super) fn user_limits(
     Ok(AllLimits { every, named })
 }
 
-/// Returns the users whose names have capitals. The names of hosts in certificates have none.
-pub(super) fn host_users(tables: &[Spanned<User>], origin: &Origin) -> Result<HostUsers, Fault> {
+/// Returns the users whose names have capitals, if certificates name users. The names of hosts in
+/// them have none.
+pub(super) fn host_users(
+    tables: &[Spanned<User>],
+    are_in_certificates: bool,
+    origin: &Origin,
+) -> Result<Arc<HostUsers>, Fault> {
     let (mut users, mut places) = (HostUsers::new(), HashMap::new());
+    let tables = if are_in_certificates { tables } else { &[] };
     for name in tables.iter().filter_map(|table| table.get_ref().name.as_ref()) {
         let user = name.parsed();
         let lower: Box<str> = user.to_ascii_lowercase().into();
@@ -87,7 +94,7 @@ pub(super) fn host_users(tables: &[Spanned<User>], origin: &Origin) -> Result<Ho
             users.insert(lower, user);
         }
     }
-    Ok(users)
+    Ok(Arc::new(users))
 }
 
 fn quotas(list: &Option<List<UserQuota>>, origin: &Origin) -> Result<Option<Quotas>, Fault> {

@@ -57,6 +57,8 @@ pub(super) enum Revocation {
 pub(crate) enum UnusableFolder {
     Failed(PathBuf, io::Error),
     NotAFolder(PathBuf),
+    /// The folder above it is missing.
+    NoParent(PathBuf),
     OpenToOthers(PathBuf),
 }
 
@@ -74,6 +76,7 @@ impl StateFolder {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 match fs::metadata(parent.unwrap_or(Path::new("."))) {
                     Ok(_) => Ok(Self(path)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Err(UnusableFolder::NoParent(path)),
                     Err(error) => Err(UnusableFolder::Failed(path, error)),
                 }
             }
@@ -234,6 +237,14 @@ impl Display for UnusableFolder {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Failed(path, error) => write!(f, "cannot use the folder {}: {error}", path.display()),
+            Self::NoParent(path) => {
+                let parent = path.parent().unwrap_or(path).display();
+                write!(
+                    f,
+                    "the folder above {} is missing: run `mkdir -p {parent}`",
+                    path.display()
+                )
+            }
             Self::NotAFolder(path) => write!(f, "{} is not a folder", path.display()),
             Self::OpenToOthers(path) => {
                 let path = path.display();

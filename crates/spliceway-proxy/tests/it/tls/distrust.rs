@@ -110,6 +110,18 @@ fn a_whole_chain_and_a_certificate_in_the_file_are_trusted() {
 }
 
 #[test]
+fn a_server_learns_by_an_alert_that_it_is_not_trusted() {
+    let ca = Authority::new("Test CA").file();
+    let server = Server::new(&Authority::new("other CA").issue(&["127.0.0.1"]));
+    let program = forward(&[&server.target()], &ca, &[]);
+    let _client = program.connect();
+    let error = Client::serve(accept(&server.listener), &server.config)
+        .map(drop)
+        .unwrap_err();
+    assert!(error.to_string().contains("received fatal alert"), "{error}");
+}
+
+#[test]
 fn what_a_server_in_the_file_has_issued_is_not_trusted() {
     let server = Authority::server(&["127.0.0.1"]);
     for file in [
