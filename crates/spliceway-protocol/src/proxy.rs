@@ -148,8 +148,8 @@ impl Header {
 
     /// Returns the TLVs of a complete header, to pass on with the addresses.
     ///
-    /// The result has at most 4 KiB, without checksums, padding, and parts of `SSL` outside of it. It
-    /// is empty if the TLVs are not well-formed, or if the header had more than 4 KiB of them.
+    /// The result has at most 4 KiB, without checksums, padding, and parts of `SSL` outside of it.
+    /// It is empty if the TLVs are not well-formed, or if the header had more than 4 KiB of them.
     pub fn into_tlvs(self) -> Vec<u8> {
         passed_on(&self.tlvs).unwrap_or_default()
     }

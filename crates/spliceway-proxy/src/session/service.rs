@@ -61,7 +61,7 @@ impl Service {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
     }
 
-    /// Returns the name of the user to whom a certificate belongs.
+    /// Returns the name of the user that a certificate is of.
     pub(super) fn user_of<'a>(&'a self, cert: &'a ClientCert) -> &'a str {
         let known = self.host_users.get(&cert.name).filter(|_| cert.is_host);
         known.unwrap_or(&cert.name)

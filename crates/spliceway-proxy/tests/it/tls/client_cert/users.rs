@@ -103,7 +103,7 @@ fn with_passwords_the_user_is_the_one_with_the_password() {
 }
 
 #[test]
-fn users_whose_names_differ_only_in_capitals_are_refused_with_certificates() {
+fn users_who_differ_only_in_capitals_are_refused_with_certificates() {
     let setting = Setting::new();
     let [_, certificate, _, key] = setting.pair.arguments();
     let text = format!(
