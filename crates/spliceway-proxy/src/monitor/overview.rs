@@ -76,14 +76,15 @@ struct Sample {
 
 impl Overview {
     pub(crate) fn new(process: Arc<Process>) -> Self {
+        let started = Instant::now();
         Self {
             process,
             services: Mutex::default(),
-            started: Instant::now(),
+            started,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             samples: Mutex::default(),
             history: Mutex::default(),
-            last_minute: Mutex::default(),
+            last_minute: Mutex::new(LastMinute::new(started)),
         }
     }
 

@@ -18,7 +18,6 @@ const RECORDS: usize = 6;
 const REASONS_MAX: usize = 5;
 
 /// What each service has counted at some moments of the last minute.
-#[derive(Default)]
 pub(super) struct LastMinute(VecDeque<(Instant, HashMap<&'static str, Counts>)>);
 
 /// What a service has counted so far.
@@ -63,6 +62,11 @@ impl Counts {
 }
 
 impl LastMinute {
+    /// Begins when the process does, so that nothing has been counted before.
+    pub(super) fn new(start: Instant) -> Self {
+        Self([(start, HashMap::new())].into())
+    }
+
     /// Records the counts of these services, if it is time to do so.
     pub(super) fn record(&mut self, all: &[std::sync::Arc<Traffic>], now: Instant) {
         if self.0.back().is_some_and(|(at, _)| now - *at < EVERY) {
@@ -78,9 +82,7 @@ impl LastMinute {
     /// Returns what the service has counted in about the last minute. A service that has come since
     /// has counted everything in this time.
     pub(super) fn of(&self, traffic: &Traffic, now: Instant) -> Recent {
-        let Some((at, before)) = self.0.front() else {
-            return Recent::default();
-        };
+        let (at, before) = self.0.front().expect("the record of the start, or a later one");
         let none = Counts::default();
         let before = before.get(traffic.service()).unwrap_or(&none);
         Counts::of(traffic).since(before, now.saturating_duration_since(*at))
@@ -126,13 +128,14 @@ mod tests {
             traffic.session_began();
             traffic.session_ended(end);
         };
-        let (mut minute, start) = (LastMinute::default(), Instant::now());
+        let start = Instant::now();
+        let mut minute = LastMinute::new(start);
         let mut at = |seconds| {
             let now = start + Duration::from_secs(seconds);
             minute.record(&[Arc::clone(&traffic)], now);
             minute.of(&traffic, now)
         };
-        assert_eq!(at(0), Recent::default());
+        // Before the first record.
         (0..3).for_each(|_| end(SessionEnd::Denied(Refusal::NoBackend)));
         end(SessionEnd::ClientEof);
         end(SessionEnd::Denied(Refusal::Client));
@@ -148,7 +151,7 @@ mod tests {
                 })
                 .into(),
         };
-        for seconds in [5, 10, 20, 30, 40, 50, 59] {
+        for seconds in [0, 5, 10, 20, 30, 40, 50, 59] {
             assert_eq!(at(seconds), expected(seconds as f64));
         }
         assert_eq!(at(60).sessions, 0);
