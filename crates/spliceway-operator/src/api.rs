@@ -304,7 +304,7 @@ pub struct SessionView {
     pub protocol: Option<String>,
     /// The name of a server that a TLS client stated.
     pub sni: Option<String>,
-    /// The version of TLS, if the program ends the TLS of the client.
+    /// The version of TLS, if the program terminates the TLS of the client.
     pub tls: Option<String>,
     pub target: Option<String>,
     pub dialled: Option<String>,

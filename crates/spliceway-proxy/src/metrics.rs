@@ -103,7 +103,7 @@ impl Metrics {
         self.traffic.sweep(Instant::now());
     }
 
-    /// Records what ends the TLS of the services that run from now on, by their names.
+    /// Records what terminates the TLS of the services that run from now on, by their names.
     pub(crate) fn terminate(&self, terminators: Vec<(&'static str, Arc<Terminator>)>) {
         *self.terminators.lock() = terminators;
     }

@@ -69,7 +69,7 @@ enum Kind {
     EarlyAnswer,
     /// Connects and closes, or resets.
     Connect,
-    /// Attacks a service that ends TLS. The probes use a service beside it.
+    /// Attacks a service that terminates TLS. The probes use a service beside it.
     Tls(tls::Attempt),
 }
 
@@ -259,7 +259,7 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
 }
 
 impl Attack {
-    /// Returns whether the attack needs a service that ends TLS.
+    /// Returns whether the attack needs a service that terminates TLS.
     pub(crate) fn is_tls(&self) -> bool {
         matches!(self.kind, Kind::Tls(_))
     }

@@ -27,8 +27,8 @@ pub(crate) const NEWCOMERS: usize = 1000;
 /// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and the rest for about 1,500
 /// sessions.
 const DESCRIPTORS: u64 = 4096;
-/// The limit beside a service that ends TLS, for about 6,000 sessions, and the sessions of each
-/// client address. Attackers have four addresses.
+/// The limit beside a service that terminates TLS, for about 6,000 sessions, and the sessions of
+/// each client address. Attackers have four addresses.
 const DESCRIPTORS_WITH_TLS: u64 = 16_384;
 const PER_ADDRESS: u64 = 1_250;
 
@@ -62,7 +62,7 @@ pub(crate) struct Usage {
 pub(crate) struct Program {
     pub(crate) address: SocketAddr,
     pub(crate) metrics: SocketAddr,
-    /// The service that ends TLS, if the attack needs one.
+    /// The service that terminates TLS, if the attack needs one.
     pub(crate) tls: SocketAddr,
     process: Mutex<Child>,
     pid: Pid,
@@ -237,8 +237,8 @@ async fn listens(address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a configuration with the service for the probes, and one that ends TLS. 10,000 attackers
-/// with four addresses would take every session, so a client address has a limit.
+/// Returns a configuration with the service for the probes, and one that terminates TLS. 10,000
+/// attackers with four addresses would take every session, so a client address has a limit.
 fn with_tls(
     address: SocketAddr,
     metrics: SocketAddr,

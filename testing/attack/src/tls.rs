@@ -24,7 +24,7 @@ const CLIENT_HELLO: u8 = 1;
 /// The longest record.
 const RECORD_MAX_BYTES: usize = 1 << 14;
 
-/// The behaviour of one attacker on one connection to a service that ends TLS.
+/// The behaviour of one attacker on one connection to a service that terminates TLS.
 #[derive(Clone, Copy)]
 pub(crate) enum Attempt {
     /// Is silent before, in or after its hello.

@@ -92,7 +92,7 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
         if let Kind::Sni(routes) = &service.kind {
             let _ = write!(text, ", routes: {}", routes.count());
             if routes.count_that_end_tls() > 0 {
-                let _ = write!(text, " ({} with tls=end)", routes.count_that_end_tls());
+                let _ = write!(text, " ({} with tls=terminate)", routes.count_that_end_tls());
             }
             if let Some(target) = routes.default_target() {
                 let _ = write!(text, ", default {target}");

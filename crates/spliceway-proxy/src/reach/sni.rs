@@ -18,7 +18,7 @@ const LABEL_MAX_BYTES: usize = 63;
 /// The longest name of a protocol, in bytes (RFC 7301).
 const PROTOCOL_MAX_BYTES: usize = 255;
 
-/// A route as the operator writes it: `NAME[/PROTOCOL]=TARGET[,tls=end]`.
+/// A route as the operator writes it: `NAME[/PROTOCOL]=TARGET[,tls=terminate]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
     /// A name, or the end of names: a dot and what follows it.
@@ -138,7 +138,7 @@ impl Routes {
         self.count
     }
 
-    /// Returns the number of routes that end TLS.
+    /// Returns the number of routes that terminate TLS.
     pub(crate) fn count_that_end_tls(&self) -> usize {
         self.choices.values().flatten().filter(|choice| choice.ends_tls).count()
     }
@@ -158,7 +158,7 @@ impl<'a> Chosen<'a> {
 }
 
 impl Route {
-    /// Returns whether the program ends the TLS of the clients.
+    /// Returns whether the program terminates the TLS of the clients.
     pub(crate) fn ends_tls(&self) -> bool {
         self.choice.ends_tls
     }
@@ -187,8 +187,8 @@ impl FromStr for Route {
         }
         let (target, ends_tls) = match target.rsplit_once(',') {
             None => (target, false),
-            Some((target, "tls=end")) => (target, true),
-            Some(_) => return Err("expected HOST:PORT or unix:PATH, and then only ,tls=end".to_owned()),
+            Some((target, "tls=terminate")) => (target, true),
+            Some(_) => return Err("expected HOST:PORT or unix:PATH, and then only ,tls=terminate".to_owned()),
         };
         let choice = Choice {
             protocol: protocol.map(|protocol| protocol.as_bytes().into()),
@@ -296,10 +296,10 @@ mod tests {
     #[test]
     fn a_route_ends_tls_only_if_it_says_so() {
         let all = [
-            "example.com=a:1,tls=end",
+            "example.com=a:1,tls=terminate",
             "example.com/acme-tls/1=b:1",
-            "*.example.com=tls://c:1,tls=end",
-            "unix.test=unix:/run/d,tls=end",
+            "*.example.com=tls://c:1,tls=terminate",
+            "unix.test=unix:/run/d,tls=terminate",
             "plain.test=e:1",
         ];
         let routes = routes(&all, Some("z:1"));
@@ -352,9 +352,9 @@ mod tests {
             "example.com=a:1-2",
             "example.com=a:1,",
             "example.com=a:1,tls=pass",
-            "example.com=a:1,tls=end,tls=end",
+            "example.com=a:1,tls=terminate,tls=terminate",
             "example.com=a:1,weight=2",
-            "example.com=,tls=end",
+            "example.com=,tls=terminate",
             "192.0.2.1=a:1",
             "::1=a:1",
             "[::1]=a:1",

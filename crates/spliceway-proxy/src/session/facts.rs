@@ -51,7 +51,7 @@ pub(crate) struct Facts {
     pub(crate) protocol: Option<Spoken>,
     /// The name of a server that a TLS client stated.
     pub(crate) server_name: Option<Box<str>>,
-    /// What the client and this program have agreed on, if the program ends the TLS of the client.
+    /// What the client and this program have agreed on, if the program terminates the client's TLS.
     pub(super) tls: Option<Box<TlsFacts>>,
     /// What the target and this program have agreed on, if the target speaks TLS.
     pub(super) target_tls: Option<Box<TargetTls>>,
@@ -239,7 +239,7 @@ impl Facts {
         self.closed
     }
 
-    /// Returns the version of TLS, if the program ends the TLS of the client.
+    /// Returns the version of TLS, if the program terminates the TLS of the client.
     pub(crate) fn tls_version(&self) -> Option<&'static str> {
         let agreed = self.tls.as_ref().and_then(|tls| tls.agreed.as_ref());
         agreed.map(|agreed| agreed.version)

@@ -50,7 +50,7 @@ pub(super) fn terminator(
 /// The key that a fault of files is about, and its place.
 pub(super) type KeyAt = (&'static str, Option<usize>);
 
-/// Returns how a service ends TLS, or `None` if its clients do not speak it. No file is read.
+/// Returns how a service terminates TLS, or `None` if its clients do not speak it. No file is read.
 pub(super) fn settings(
     service: &Service,
     acme: &Acme,
@@ -98,7 +98,7 @@ pub(super) fn settings(
     Ok(Some((settings, (key, at))))
 }
 
-/// Checks that a service with routes has certificates if one of them ends TLS, and only then.
+/// Checks that a service with routes has certificates if one of them terminates TLS, and only then.
 /// `given` is the key of the certificates, and its place.
 fn check_routes(service: &Service, given: Option<(&'static str, Option<usize>)>) -> Result<(), Fault> {
     let Some(routes) = &service.route else {
@@ -107,20 +107,19 @@ fn check_routes(service: &Service, given: Option<(&'static str, Option<usize>)>)
     let ending = routes.iter().find(|route| route.parsed().ends_tls());
     match (ending, given) {
         (None, Some((key, at))) => {
-            let why = "needs a route that ends TLS: expected ,tls=end after a target, \
-                       such as route = \"example.com=127.0.0.1:8080,tls=end\"";
+            let why = "needs a route that terminates TLS: expected ,tls=terminate after a target, \
+                       such as route = \"example.com=127.0.0.1:8080,tls=terminate\"";
             Err(Fault::new(at, key, why))
         }
         (Some(route), None) => {
-            let why =
-                "has tls=end, which needs a certificate: expected --tls-cert FILE, --tls-dir FOLDER or --acme NAME";
+            let why = "has tls=terminate, which needs a certificate: expected --tls-cert FILE, --tls-dir FOLDER or --acme NAME";
             Err(Fault::new(route.at(), "route", why))
         }
         _ => Ok(()),
     }
 }
 
-/// Returns the routes that end TLS for a name which no certificate has.
+/// Returns the routes that terminate TLS for a name which no certificate has.
 fn unnamed_routes(service: &Service, terminator: &Terminator) -> Vec<Fault> {
     let pairs = terminator.pairs();
     let is_issued = |name: &str| {
@@ -131,7 +130,7 @@ fn unnamed_routes(service: &Service, terminator: &Terminator) -> Vec<Fault> {
     let unnamed = routes.filter_map(|route| {
         let parsed = route.parsed();
         let name = parsed.example();
-        let why = "ends TLS, and no certificate has this name, so clients get another one";
+        let why = "terminates TLS, and no certificate has this name, so clients get another one";
         let is_unnamed = parsed.ends_tls() && !pairs.know(&name) && !is_issued(&name);
         is_unnamed.then(|| Fault::new(route.at(), "route", format!("{} {why}", route.text())))
     });

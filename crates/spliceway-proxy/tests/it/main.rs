@@ -77,7 +77,7 @@ mod systemd;
 // The targets that rules allow and refuse.
 mod target_rules;
 mod timeouts;
-// Services that end the TLS of their clients.
+// Services that terminate the TLS of their clients.
 #[cfg(feature = "tls")]
 mod tls;
 mod top;

@@ -1,4 +1,4 @@
-//! A service that ends the TLS of its clients.
+//! A service that terminates the TLS of its clients.
 
 mod acme;
 pub(crate) mod client;

@@ -19,7 +19,7 @@ use crate::reach::balance::Policy;
 const FORWARDERS: &[KindArg] = &[KindArg::Forward];
 const ROUTERS: &[KindArg] = &[KindArg::Sni];
 const TRANSPARENT: &[KindArg] = &[KindArg::Transparent];
-/// The services that may end the TLS of their clients.
+/// The services that may terminate the TLS of their clients.
 const TLS_SERVERS: &[KindArg] = &[
     KindArg::Forward,
     KindArg::Socks5,
@@ -277,8 +277,8 @@ tables! {
             => OPTIONS.only_for(FORWARDERS).named("remote").takes("HOST:PORT")
                 .with(|arg, _| arg.short('r').visible_alias("to").required(true));
         /// Target for a name: `NAME=HOST:PORT`. `*.NAME` means all names below NAME,
-        /// `NAME/PROTOCOL` only clients that offer this protocol (ALPN). With `,tls=end` after it,
-        /// the program ends the TLS of these clients. May be repeated
+        /// `NAME/PROTOCOL` only clients that offer this protocol (ALPN). With `,tls=terminate`
+        /// after it, the program terminates the TLS of these clients. May be repeated
         route: List<Route>
             => OPTIONS.only_for(ROUTERS).takes("NAME=HOST:PORT").with(|arg, _| arg.required(true));
         /// Target for clients without a route, also for those that state no name [default: refuse
@@ -370,8 +370,8 @@ tables! {
         /// Network of the load balancers that may send PROXY headers. May be repeated
         proxy_from: List<Network> => CLIENTS.takes("CIDR").rare().requires("accept-proxy");
         /// Certificate with its chain, in PEM. Clients then speak TLS, or those of routes with
-        /// `,tls=end`. May be repeated: the name that a client states selects one, and the first
-        /// one is for all others. An OCSP answer is in FILE.ocsp, in DER
+        /// `,tls=terminate`. May be repeated: the name that a client states selects one, and the
+        /// first one is for all others. An OCSP answer is in FILE.ocsp, in DER
         tls_cert: List<File> => TLS.takes("FILE");
         /// Private key of the certificate, in PEM. The n-th key belongs to the n-th certificate
         /// [default: the file of the certificate]

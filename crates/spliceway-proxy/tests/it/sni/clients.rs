@@ -168,7 +168,7 @@ fn curl_and_openssl_reach_a_route_that_ends_tls_beside_one_that_does_not() {
     let (server, pair) = (Server::start("sni-ended"), Pair::new(&[ENDED]));
     let routes = [
         format!("--route=*.a.test={}", server.address),
-        format!("--route={ENDED}=tls://{},tls=end", server.address),
+        format!("--route={ENDED}=tls://{},tls=terminate", server.address),
     ];
     let certificate = server.certificate();
     let target = ["--target-tls-ca", &certificate, "--target-tls-name", NAME];

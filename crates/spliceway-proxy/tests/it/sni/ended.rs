@@ -1,4 +1,4 @@
-//! Routes on which the program ends TLS, beside routes that pass it on.
+//! Routes on which the program terminates TLS, beside routes that pass it on.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,9 +19,9 @@ const LARGE: usize = 4 << 20;
 const ENDED: &str = "a.test";
 const FAILURES: &str = "spliceway_tls_handshake_failures_total";
 
-/// Starts a router that ends TLS for `a.test`, with these further arguments.
+/// Starts a router that terminates TLS for `a.test`, with these further arguments.
 fn ending(target: SocketAddr, pair: &Pair, arguments: &[&str]) -> Program {
-    let route = format!("--route={ENDED}={target},tls=end");
+    let route = format!("--route={ENDED}={target},tls=terminate");
     Program::proxy("sni", &[&[&*route][..], &pair.arguments(), arguments].concat())
 }
 
@@ -247,7 +247,7 @@ fn whole_hello(pair: &Pair) -> Vec<u8> {
 fn a_name_without_a_certificate_gets_what_the_settings_say() {
     let pair = Pair::new(&[ENDED]);
     let (listener, target) = listen();
-    let route = format!("--route=b.test={target},tls=end");
+    let route = format!("--route=b.test={target},tls=terminate");
     let mut program = ending(refusing(), &pair, &[&route, "--tls-unknown-name", "refuse"]);
     let config = Config::anything().name(Some("b.test"));
     let error = Client::connect(&program, &config).err().expect("no certificate has it");
@@ -297,7 +297,7 @@ fn tls_ends_on_a_route_and_begins_again_to_its_target() {
     let pair = Pair::new(&[ENDED]);
     let authority = Authority::new("Test CA");
     let (ca, owner) = (authority.file(), Server::new(&authority.issue(&["127.0.0.1"])));
-    let route = format!("--route={ENDED}={},tls=end", owner.target());
+    let route = format!("--route={ENDED}={},tls=terminate", owner.target());
     let arguments = [&[&*route, "--target-tls-ca", ca.path()][..], &pair.arguments()].concat();
     let mut program = Program::proxy("sni", &arguments);
     let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
@@ -344,7 +344,7 @@ fn a_reload_lets_a_route_end_tls_and_cuts_no_session() {
         )
     };
     let files = [&pair.certificate, &pair.key].map(TextFile::path);
-    let ending = format!(",tls=end\"\ntls_cert = {:?}\ntls_key = {:?}", files[0], files[1]);
+    let ending = format!(",tls=terminate\"\ntls_cert = {:?}\ntls_key = {:?}", files[0], files[1]);
     let config = TextFile::new(&service("\""));
     let mut program = Program::run(&config);
     let (_, sent) = HELLOS[0];
@@ -361,8 +361,12 @@ fn a_reload_lets_a_route_end_tls_and_cuts_no_session() {
     passed.write_all(b"later").unwrap();
     assert_eq!(read_exactly(&mut to_passed, 5), b"later");
     // A route that says what the program cannot do changes nothing.
-    config.write(&service(",tls=end\""));
-    assert!(program.reload().contains("has tls=end, which needs a certificate"));
+    config.write(&service(",tls=terminate\""));
+    assert!(
+        program
+            .reload()
+            .contains("has tls=terminate, which needs a certificate")
+    );
     // And back: the session with TLS continues.
     config.write(&service("\""));
     assert!(program.reload().contains("changed sni"));
@@ -378,18 +382,18 @@ fn certificates_and_routes_that_end_tls_need_each_other() {
     let start = ["sni", "-l", "127.0.0.1:0"];
     let (passed, ended, typo) = (
         ["--route=a.test=a:1"],
-        ["--route=a.test=a:1,tls=end"],
+        ["--route=a.test=a:1,tls=terminate"],
         ["--route=a.test=a:1,tls=on"],
     );
     let files = pair.arguments();
     for (arguments, expected) in [
         (
             &[&passed[..], &files].concat(),
-            "--tls-cert: needs a route that ends TLS: expected ,tls=end",
+            "--tls-cert: needs a route that terminates TLS: expected ,tls=terminate",
         ),
-        (&ended.to_vec(), "--route: has tls=end, which needs a certificate"),
+        (&ended.to_vec(), "--route: has tls=terminate, which needs a certificate"),
         (&[&ended[..], &["--tls-min=1.3"]].concat(), "which needs a certificate"),
-        (&typo.to_vec(), "and then only ,tls=end"),
+        (&typo.to_vec(), "and then only ,tls=terminate"),
     ] {
         let stderr = refused_to_start(&[&start[..], arguments].concat());
         assert!(stderr.contains(expected), "{stderr}");

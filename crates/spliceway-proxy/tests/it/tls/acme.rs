@@ -454,7 +454,10 @@ fn a_router_answers_for_the_names_whose_tls_it_ends() {
     let Some(pebble) = Pebble::start(router.port(), 1, LONG) else {
         return;
     };
-    let (listen, route) = (router.to_string(), format!("g.test={},tls=end", echo("127.0.0.1:0")));
+    let (listen, route) = (
+        router.to_string(),
+        format!("g.test={},tls=terminate", echo("127.0.0.1:0")),
+    );
     let acme = pebble.arguments("g.test", &state);
     let mut all = vec!["sni", "-l", &listen, "--route", &route, "--metrics", "127.0.0.1:0"];
     all.extend(acme.iter().map(String::as_str));

@@ -153,12 +153,12 @@ fn check_warns_of_a_route_whose_name_no_certificate_has() {
     let pair = Pair::new(&["a.test", "*.b.test"]);
     let text = checked(&TextFile::new(&format!(
         "[[service]]\nkind = \"sni\"\nlisten = \"127.0.0.1:0\"\ntls_cert = \"{}\"\ntls_key = \"{}\"\nroute = [\n\
-         \"A.test=back.test:80,tls=end\",\n\"*.b.test=back.test:80,tls=end\",\n\"c.test=back.test:80\",\n\
-         \"b.test=back.test:80,tls=end\",\n\"*.a.test=back.test:80,tls=end\"]\n",
+         \"A.test=back.test:80,tls=terminate\",\n\"*.b.test=back.test:80,tls=terminate\",\n\"c.test=back.test:80\",\n\
+         \"b.test=back.test:80,tls=terminate\",\n\"*.a.test=back.test:80,tls=terminate\"]\n",
         pair.certificate.path(),
         pair.key.path()
     )));
-    let why = "ends TLS, and no certificate has this name";
+    let why = "terminates TLS, and no certificate has this name";
     assert_eq!(text.matches(why).count(), 2, "{text}");
     for place in [":10:1: route: b.test=", ":11:1: route: *.a.test="] {
         assert!(text.contains(place), "{place}: {text}");

@@ -1,4 +1,4 @@
-//! Routes by name: the program asks for certificates where it ends TLS, and only there.
+//! Routes by name: the program asks for certificates where it terminates TLS, and only there.
 
 use super::*;
 use crate::tls::server::{self, Server};
@@ -8,7 +8,7 @@ use std::thread;
 fn a_route_that_ends_tls_needs_a_certificate_and_another_passes_without() {
     let setting = Setting::new();
     let owner = Server::new(&server::Authority::new("Test CA").issue(&["b.test"]));
-    let ended = format!("--route=a.test={},tls=end", echo("127.0.0.1:0"));
+    let ended = format!("--route=a.test={},tls=terminate", echo("127.0.0.1:0"));
     let passed = format!("--route=b.test={}", owner.address);
     let arguments = setting.arguments(&[&ended, &passed, "--tls-client-allow=DNS:*.test"]);
     let mut program = Program::proxy("sni", &arguments);
