@@ -66,7 +66,6 @@ pub(crate) fn code_map(repository: &Repository) -> Vec<Finding> {
 /// The README shows the commands that CI runs.
 pub(crate) fn commands(repository: &Repository) -> Vec<Finding> {
     let expected = [
-        ("README.md", "cargo run --release -- socks5"),
         ("README.md", "cargo test --workspace"),
         (".ci/run", "cargo xtask ci"),
         ("xtask/src/main.rs", "\"cargo test --workspace\""),

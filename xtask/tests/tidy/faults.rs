@@ -130,7 +130,7 @@ fn broken_links_and_paths_are_found() {
         "`crates/a` and `b.rs`",
         &["`crates/a`", "`b.rs`"],
     );
-    finds(documents::commands, "README.md", "cargo test --workspace", &["socks5"]);
+    finds(documents::commands, "README.md", "cargo test", &["--workspace"]);
 }
 
 #[test]

@@ -23,6 +23,8 @@ mod doctor;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;
+// The files of contrib/examples.
+mod examples;
 mod forward;
 // An upgrade: a new process takes over listeners and sessions.
 mod handover;
