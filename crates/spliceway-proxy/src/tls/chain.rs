@@ -13,6 +13,7 @@ use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName};
 use x509_cert::name::Name;
 
+use super::ocsp;
 use crate::kit::clock;
 
 /// A certificate that ends within this time is a warning, as in the alerts, unless its life is
@@ -29,6 +30,7 @@ const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
 /// A certificate of a chain, and the line of the file in which it begins.
 pub(super) struct Link {
     pub(super) line: usize,
+    pub(super) serial: Box<[u8]>,
     pub(super) is_version_1: bool,
     pub(super) is_for_clients: bool,
     is_for_servers: bool,
@@ -80,6 +82,15 @@ enum What {
     },
     NoName,
     NotForServers,
+    /// The answer of an OCSP responder in this file is not sent.
+    NotStapled(NotStapled),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NotStapled {
+    Expired(SystemTime),
+    NotGood,
+    OfOther,
 }
 
 impl Link {
@@ -112,6 +123,7 @@ impl Link {
         let validity = parsed.validity();
         Ok(Self {
             line,
+            serial: parsed.serial_number().as_bytes().into(),
             is_for_clients: is_for(CLIENT_AUTH),
             is_for_servers: is_for(SERVER_AUTH),
             is_version_1: parsed.version() == Version::V1,
@@ -186,6 +198,20 @@ fn doubt_about_time(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> 
     })
 }
 
+/// Returns why an answer about a certificate is not sent to clients.
+pub(super) fn doubt_about_answer(file: &Path, about: Option<ocsp::Statement>, now: SystemTime) -> Option<Doubt> {
+    let why = match about {
+        None => NotStapled::OfOther,
+        Some(about) if !about.is_good => NotStapled::NotGood,
+        Some(about) => NotStapled::Expired(about.expires.filter(|expires| *expires <= now)?),
+    };
+    Some(Doubt {
+        file: file.to_owned(),
+        line: 1,
+        what: What::NotStapled(why),
+    })
+}
+
 /// Says when a certificate ends, if it has ended or does so soon.
 pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
     let to = link.valid.to;
@@ -232,6 +258,14 @@ impl Display for Doubt {
                 "the certificate before this one is from {expected:?}, and this one is of {subject:?}: put the \
                  certificate of each issuer after the one that it has issued"
             ),
+            What::NotStapled(why) => {
+                match why {
+                    NotStapled::Expired(at) => write!(f, "the OCSP answer has expired at {}", date(at)),
+                    NotStapled::NotGood => f.write_str("the OCSP answer does not say that the certificate is good"),
+                    NotStapled::OfOther => f.write_str("the OCSP answer is about another certificate"),
+                }?;
+                f.write_str(", so clients do not get it: fetch a new one, or remove the file")
+            }
             What::NotForServers => write!(
                 f,
                 "the certificate is not for servers (extendedKeyUsage), and clients refuse it: renew it with serverAuth"
