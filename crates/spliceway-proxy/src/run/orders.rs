@@ -194,6 +194,7 @@ impl Orders<'_> {
             (Upgraded::Failed(why), None) => why,
         };
         overview.process.accounts.share(false).await;
+        overview.process.metrics.upgraded(false);
         tracing::error!("the upgrade failed, and this process serves on: {why}");
         for (name, command) in drains {
             drain(instance, name, command);

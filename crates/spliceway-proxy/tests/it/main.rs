@@ -20,6 +20,7 @@ mod config_faults;
 // What files mean.
 mod config_files;
 mod doctor;
+mod doctor_config;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;

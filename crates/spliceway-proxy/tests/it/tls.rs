@@ -2,7 +2,7 @@
 
 mod acme;
 pub(crate) mod client;
-mod client_cert;
+pub(crate) mod client_cert;
 mod distrust;
 mod folder;
 mod hostile;

@@ -284,6 +284,7 @@ impl Commit<'_> {
     /// Owns the listeners, accepts clients, and then speaks to the service manager.
     async fn now(self) {
         self.process.adopted.commit();
+        self.process.metrics.upgraded(true);
         self.process.gate.set(true);
         created::keep();
         pid_file::publish();
