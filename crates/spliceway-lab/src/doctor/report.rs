@@ -129,13 +129,13 @@ impl Report {
                 let has = if self.entries.is_empty() {
                     "No service uses TLS."
                 } else {
-                    "The certificates have no fault."
+                    "The files of TLS have no fault."
                 };
                 let see = if warned.is_empty() { "" } else { " See the warnings." };
                 format!("{has}{see}")
             }
             Verdict::CannotTell | Verdict::Differs if self.subject == Subject::Tls => {
-                "A certificate has a fault, so that the program or its clients refuse it.".to_owned()
+                "There is a fault, because of which the program or its peers refuse something.".to_owned()
             }
             Verdict::Ok => {
                 let differ = names(&|entry| entry.finding.verdict == Verdict::Differs);

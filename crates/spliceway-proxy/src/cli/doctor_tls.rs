@@ -15,7 +15,9 @@ pub(super) fn run(json: bool, services: Vec<TlsFiles>) -> io::Result<ExitCode> {
     let sections = services.iter().map(|service| {
         let server = service.server.iter().flat_map(|settings| inspector.clients(settings));
         let client = service.client.iter().flat_map(|settings| inspector.targets(settings));
-        let all = server.chain(client);
+        let fault = service.fault.iter();
+        let fault = fault.map(|fault| ("the settings".to_owned(), vec![Finding::of_settings(fault.clone())]));
+        let all = fault.chain(server).chain(client);
         let notes = all.flat_map(|(title, findings)| findings.into_iter().map(move |finding| note(&title, finding)));
         (format!("Service {}", service.service), notes.collect())
     });
@@ -36,6 +38,11 @@ fn note(title: &str, finding: Finding) -> Note {
             Subject::Permissions => "permissions",
             Subject::Roots => "roots",
             Subject::Authorities => "authorities",
+            Subject::ClientCas => "client-ca",
+            Subject::Crl => "crl",
+            Subject::TicketKeys => "ticket-keys",
+            Subject::Acme => "acme",
+            Subject::Config => "config",
         },
         title: title.to_owned(),
         text: finding.text,

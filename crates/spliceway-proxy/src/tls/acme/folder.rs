@@ -84,6 +84,10 @@ impl StateFolder {
         }
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Returns the file with the certificate of a name, and its key.
     pub(crate) fn pair(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.pem"))

@@ -184,7 +184,7 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
         " [pair]\n             a.test; it ends at 4096-01-01T00:00:00Z\n",
         "\nwarning      ",
         " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
-        "\nThe certificates have no fault. See the warnings.\n",
+        "\nThe files of TLS have no fault. See the warnings.\n",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
