@@ -213,8 +213,10 @@ impl Report {
                 format!("Something is missing here for transparent proxying. See {decided}.")
             }
             (Subject::Tls, Verdict::Ok) if self.entries.is_empty() => "No service uses TLS.".to_owned(),
-            (Subject::Tls, Verdict::Ok) => with_warnings("The certificates have no fault."),
-            (Subject::Tls, _) => "A certificate has a fault, so that the program or its clients refuse it.".to_owned(),
+            (Subject::Tls, Verdict::Ok) => with_warnings("The files of TLS have no fault."),
+            (Subject::Tls, _) => {
+                "There is a fault, because of which the program or its peers refuse something.".to_owned()
+            }
             (Subject::Configuration, Verdict::Ok) => with_warnings("This configuration works here."),
             (Subject::Configuration, _) => format!("This configuration does not work here. See {decided}."),
             (Subject::ZeroCopy, Verdict::Ok) => {

@@ -2,9 +2,10 @@
 //! would use it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
@@ -12,6 +13,7 @@ use rustls::server::ClientHello;
 use spliceway_protocol::address::Target;
 
 use super::certificate::PairFiles;
+use super::counts::NextTry;
 use super::server::Terminator;
 use crate::net::stream::Stream;
 
@@ -35,6 +37,14 @@ impl AcmeSettings {
         unreachable!("{REFUSED}")
     }
 
+    pub(crate) fn next_try(&self, _: &str, _: &CryptoProvider, _: SystemTime) -> io::Result<NextTry> {
+        unreachable!("{REFUSED}")
+    }
+
+    pub(crate) fn check_ca(&self) -> Result<(), String> {
+        unreachable!("{REFUSED}")
+    }
+
     pub(crate) fn answer(&self, _: &str, _: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
         unreachable!("{REFUSED}")
     }
@@ -46,6 +56,14 @@ pub(crate) struct StateFolder;
 impl StateFolder {
     pub(crate) fn new(_: PathBuf) -> Result<Self, &'static str> {
         Err("needs a build with TLS: expected one with the cargo feature `tls`")
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        unreachable!("{REFUSED}")
+    }
+
+    pub(crate) fn pair(&self, _: &str) -> PathBuf {
+        unreachable!("{REFUSED}")
     }
 
     pub(crate) fn answer(&self, _: &str) -> io::Result<Option<String>> {

@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 use super::acme::{AcmeSettings, is_validation};
 use super::agreed::Agreed;
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
+use super::chain::Doubt;
 use super::client_cert::{BadClientCert, ClientCertSettings, ClientVerifier, with_shown};
 use super::client_name::ClientCert;
 use super::counts::Counts;
@@ -224,7 +225,7 @@ impl Terminator {
                 return;
             }
             tracing::info!(service, "read the changed certificates");
-            for doubt in self.doubts().into_iter().chain(self.doubts_about_cas()) {
+            for (_, doubt) in self.doubts().into_iter().chain(self.doubts_about_clients()) {
                 tracing::warn!(service, "{doubt}");
             }
         };
@@ -267,25 +268,16 @@ impl Terminator {
         self.pairs().all().len()
     }
 
-    /// Returns what clients may refuse about the certificates in force.
-    pub(crate) fn doubts(&self) -> Vec<String> {
-        let pairs = self.pairs();
-        let mut all = pairs.all().iter().flat_map(|pair| &pair.doubts);
-        let mut shown: Vec<_> = all.by_ref().take(DOUBTS_MAX).map(ToString::to_string).collect();
-        let more = all.count();
-        if more > 0 {
-            shown.push(format!(
-                "{more} more certificates have such faults: see the flag `tls` of `spliceway doctor`"
-            ));
-        }
-        shown
+    /// Returns what clients may refuse about the certificates in force, each with its file.
+    pub(crate) fn doubts(&self) -> Vec<(PathBuf, String)> {
+        first_ones(self.pairs().all().iter().flat_map(|pair| &pair.doubts))
     }
 
-    /// Returns what is doubtful about the CAs that issue the certificates of clients.
-    pub(crate) fn doubts_about_cas(&self) -> Vec<String> {
+    /// Returns what is doubtful about the CAs that issue the certificates of clients, and about
+    /// their CRLs, each with its file.
+    pub(crate) fn doubts_about_clients(&self) -> Vec<(PathBuf, String)> {
         let clients = self.in_force.read().clients.clone();
-        let doubts = clients.iter().flat_map(|clients| clients.doubts());
-        doubts.map(ToString::to_string).take(DOUBTS_MAX).collect()
+        first_ones(clients.iter().flat_map(|clients| clients.doubts()))
     }
 
     /// Returns the certificates that end first, each with its file. There are at most `max`.
@@ -409,6 +401,23 @@ where
             }
         }
     }
+}
+
+/// Shows the first doubts, and the number of the others.
+fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, String)> {
+    let shown = all.by_ref().take(DOUBTS_MAX);
+    let mut shown: Vec<_> = shown
+        .map(|doubt| (doubt.file().to_owned(), doubt.to_string()))
+        .collect();
+    let more = all.count();
+    if more > 0
+        && let Some((file, _)) = shown.last()
+    {
+        let file = file.clone();
+        let more = format!("{more} more certificates have such faults: see the flag `tls` of `spliceway doctor`");
+        shown.push((file, more));
+    }
+    shown
 }
 
 /// Half of the processors sign at most.

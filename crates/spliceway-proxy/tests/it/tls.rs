@@ -4,6 +4,7 @@ mod acme;
 pub(crate) mod client;
 pub(crate) mod client_cert;
 mod distrust;
+mod doctor;
 mod folder;
 mod hostile;
 mod leaving;

@@ -11,7 +11,9 @@ pub(super) fn sections(services: &[TlsFiles]) -> Vec<(String, Vec<Note>)> {
     let sections = services.iter().map(|service| {
         let server = service.server.iter().flat_map(|settings| inspector.clients(settings));
         let client = service.client.iter().flat_map(|settings| inspector.targets(settings));
-        let all = server.chain(client);
+        let fault = service.fault.iter();
+        let fault = fault.map(|fault| ("the settings".to_owned(), vec![Finding::of_settings(fault.clone())]));
+        let all = fault.chain(server).chain(client);
         let notes = all.flat_map(|(title, findings)| findings.into_iter().map(move |finding| note(&title, finding)));
         (service.service.clone(), notes.collect())
     });
@@ -31,6 +33,11 @@ fn note(title: &str, finding: Finding) -> Note {
         Subject::Permissions => "permissions",
         Subject::Roots => "roots",
         Subject::Authorities => "authorities",
+        Subject::ClientCas => "client-ca",
+        Subject::Crl => "crl",
+        Subject::TicketKeys => "ticket-keys",
+        Subject::Acme => "acme",
+        Subject::Config => "config",
     };
     Note::new(mark, check, title, finding.text)
 }

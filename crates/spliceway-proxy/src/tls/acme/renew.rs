@@ -1,18 +1,14 @@
 //! Keeps the certificates of a service valid.
 
 use std::fmt::Display;
-use std::fs::File;
 use std::future::pending;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -20,8 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::folder::{Locked, Revocation};
 use super::https::{Connect, Https};
 use super::order;
-use super::schedule::Tries;
-use super::settings::AcmeSettings;
+use super::settings::{AcmeSettings, roots};
 use crate::kit::clock::rfc3339_seconds;
 use crate::tls::certificate::{Pair, PairFiles, Validity};
 use crate::tls::counts::NextTry;
@@ -56,25 +51,6 @@ struct Renewal {
 }
 
 impl Renewal {
-    /// Returns what is known about tries, and when the next one is due.
-    fn next(&self, name: &str, now: SystemTime) -> io::Result<(Tries, SystemTime)> {
-        let files = self.settings.pair(name);
-        let valid = match File::open(&files.certificate) {
-            // A pair that can be read and is not valid is replaced.
-            Ok(_) => Pair::read(&files, &self.provider).ok().map(|pair| pair.valid),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        let tries = self.settings.folder.tries(name)?;
-        let valid = match self.settings.folder.revocation(name)? {
-            None => valid,
-            // A certificate that is to be revoked is replaced at once.
-            Some(_) => None,
-        };
-        let next = tries.next(&self.settings.directory, valid, now);
-        Ok((tries, next))
-    }
-
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
     /// stop a try that has begun.
     async fn step_aside(&self, name: &str) -> io::Result<Step> {
@@ -86,7 +62,7 @@ impl Renewal {
     /// Tries if a certificate is due.
     async fn step(&self, name: &str) -> io::Result<Step> {
         let (folder, now) = (&self.settings.folder, SystemTime::now());
-        let (tries, next) = self.next(name, now)?;
+        let (tries, next) = self.settings.next(name, &self.provider, now)?;
         if next > now {
             return Ok(Step::Wait(next, tries.why));
         }
@@ -95,7 +71,7 @@ impl Renewal {
         };
         // Another process may have tried before this one had the lock.
         let now = SystemTime::now();
-        let (mut tries, next) = self.next(name, now)?;
+        let (mut tries, next) = self.settings.next(name, &self.provider, now)?;
         if next > now {
             return Ok(Step::Wait(next, tries.why));
         }
@@ -244,27 +220,4 @@ fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, n
              one, stays in force"
         ),
     }
-}
-
-/// Returns the authorities of a file, or those of the system.
-fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let Some(file) = ca else {
-        let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs);
-        if roots.is_empty() {
-            return Err("the system has no certificates of authorities: install the package ca-certificates".into());
-        }
-        return Ok(roots);
-    };
-    let bad = |error: &dyn Display| format!("cannot use acme_ca {}: {error}", file.display());
-    let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| bad(&error))?;
-        roots.add(certificate).map_err(|error| bad(&error))?;
-    }
-    if roots.is_empty() {
-        return Err(bad(&"it has no certificate"));
-    }
-    Ok(roots)
 }

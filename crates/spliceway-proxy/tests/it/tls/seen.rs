@@ -182,7 +182,7 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
     let (code, text) = doctor(&good, &[]);
     assert_eq!(code, Some(0), "{text}");
     assert!(
-        text.starts_with("The certificates have no fault. See the warnings.\n"),
+        text.starts_with("The files of TLS have no fault. See the warnings.\n"),
         "{text}"
     );
     for part in [
