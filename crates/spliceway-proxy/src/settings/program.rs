@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::{Engine, PipeSize};
@@ -16,7 +17,8 @@ use crate::tls::acme::StateFolder;
 /// Everything that a run depends on.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) services: Vec<ServiceSettings>,
+    /// A service that a change at run time does not name is shared with the settings before.
+    pub(crate) services: Vec<Arc<ServiceSettings>>,
     pub(crate) users: AllLimits,
     pub(crate) sessions: SessionSettings,
     /// The time limit for sessions to finish before the program ends.

@@ -87,7 +87,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         let service = table.get_ref().clone().or(defaults);
         let settled = settle_service(service, location, config, origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
-        services.push(settled);
+        services.push(Arc::new(settled));
     }
     if services.is_empty() {
         return Err(Fault::new(

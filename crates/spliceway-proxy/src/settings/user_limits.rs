@@ -15,7 +15,7 @@ use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
 pub(super) fn user_limits(
     defaults: &UserDefaults,
     tables: &[Spanned<User>],
-    services: &[ServiceSettings],
+    services: &[Arc<ServiceSettings>],
     origin: &Origin,
     warnings: &mut Vec<Fault>,
 ) -> Result<AllLimits, Fault> {

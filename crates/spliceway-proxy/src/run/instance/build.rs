@@ -238,6 +238,10 @@ fn dialer(
 
 /// Returns whether sessions of the service would have the same rules.
 pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
+    if std::ptr::eq(service, before.service) && settings.sessions == before.settings.sessions {
+        // It was not read again.
+        return true;
+    }
     let users = |service: &ServiceSettings| service.users.as_ref().map(Arc::as_ptr);
     users(service) == users(before.service)
         // The files of rules may be others.
