@@ -55,7 +55,7 @@ pub(super) struct Instance {
 
 /// What is in force. A program may have 10,000 services, so they are found by their names.
 struct Running {
-    settings: Settings,
+    settings: Arc<Settings>,
     /// The service of each of the services in the settings.
     built: Vec<Built>,
     /// The index of each service.
@@ -105,6 +105,10 @@ impl Plan {
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
     }
+
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
+    }
 }
 
 impl Instance {
@@ -139,10 +143,14 @@ impl Instance {
             let own = left.iter().take_while(|address| address.service == index).count();
             let (own, others) = left.split_at(own);
             left = others;
+            let before = self.before(service);
+            if let Some(before) = before.as_ref().filter(|before| before.stays_drained(service)) {
+                built.push(before.built.clone());
+                continue;
+            }
             let reach = own.iter().flat_map(|address| self.reach(address));
             let clients = Clients::of_service(service, reach);
             check_open(service, clients).map_err(CannotRun::Unsafe)?;
-            let before = self.before(service);
             let process = &self.process;
             built.push(build(process, &settings, service, clients, transient, before.as_ref())?);
         }
@@ -189,6 +197,9 @@ impl Instance {
         by_hash.sort_unstable();
         let mut addresses = Vec::new();
         for (service, settled) in settings.services.iter().enumerate() {
+            if self.before(settled).is_some_and(|before| before.stays_drained(settled)) {
+                continue;
+            }
             for range in &settled.listen {
                 for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
                     let hash = hash_of(&address);
@@ -275,7 +286,10 @@ impl Instance {
         let is_closed = |planned: &&Planned| matches!(planned.listeners, Listeners::Open(index) if !self.open[index].is_accepting());
         let closed = plan.addresses.iter().filter(is_closed);
         let closed = closed.map(|planned| plan.settings.services[planned.service].name);
-        let built = plan.built.iter().filter(|built| !built.service.accepting.is_on());
+        let listening: HashSet<usize> = plan.addresses.iter().map(|planned| planned.service).collect();
+        let built = plan.built.iter().enumerate();
+        let built = built.filter(|(index, built)| listening.contains(index) && !built.service.accepting.is_on());
+        let built = built.map(|(_, built)| built);
         closed.chain(built.map(|built| built.service.name)).next()
     }
 
@@ -307,7 +321,7 @@ impl Instance {
         let names = settings.services.iter().map(|service| service.name);
         self.running = Some(Running {
             indices: names.zip(0..).collect(),
-            settings,
+            settings: Arc::new(settings),
             built,
         });
         changes
@@ -431,7 +445,7 @@ impl Instance {
     }
 
     /// Returns the settings in force.
-    pub(super) fn settings(&self) -> Option<&Settings> {
+    pub(super) fn settings(&self) -> Option<&Arc<Settings>> {
         self.running.as_ref().map(|running| &running.settings)
     }
 

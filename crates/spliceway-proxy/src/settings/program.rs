@@ -9,6 +9,7 @@ use spliceway::{Engine, PipeSize};
 use spliceway_protocol::address::ListenAddress;
 
 use super::config::Config;
+use super::origin::Origin;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
 use crate::log::LogSettings;
@@ -36,8 +37,9 @@ pub(crate) struct Settings {
     pub(crate) pid_file: Option<PathBuf>,
     /// Where ACME servers validate names by HTTP, and the folder that has the answers.
     pub(crate) acme_http: Option<(ListenAddress, StateFolder)>,
-    /// What the operator has written, without services and users.
+    /// What the operator has written, without services.
     pub(crate) written: Config,
+    pub(crate) origin: Arc<Origin>,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
 }

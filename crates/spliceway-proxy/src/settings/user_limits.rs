@@ -118,6 +118,7 @@ fn key(origin: &Origin) -> &'static str {
     match origin {
         Origin::CommandLine => "user_quota",
         Origin::Files(_) => "quota",
+        Origin::Given(base, _) => key(base),
     }
 }
 

@@ -40,6 +40,14 @@ pub(super) struct Before<'a> {
     pub(super) service: &'a ServiceSettings,
 }
 
+impl Before<'_> {
+    /// Returns whether an operator has drained the service, and a change of others leaves it so. A
+    /// reload reads it again, and opens its listeners.
+    pub(super) fn stays_drained(&self, service: &ServiceSettings) -> bool {
+        std::ptr::eq(service, self.service) && !self.built.service.accepting.is_on()
+    }
+}
+
 /// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
 /// unchanged. If nothing has changed, the service itself continues.
 pub(super) fn build(
