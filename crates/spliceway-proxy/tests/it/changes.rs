@@ -209,7 +209,7 @@ fn a_reload_and_an_upgrade_keep_the_services_and_a_restart_forgets_them() {
     let clash = config(&socket, target).replace("first", "web");
     file.write(&clash);
     let line = program.reload();
-    assert!(line.contains("given at run time) has the name `web` too"), "{line}");
+    assert!(line.contains("service `web`: name: the service at "), "{line}");
     file.write(&config(&socket, target));
     let next = upgrade(&mut program, None);
     assert_eq!(address(&socket, "web"), listen);
