@@ -21,7 +21,7 @@ use spliceway_operator as operator;
 use spliceway_protocol::address::ListenRange;
 
 use crate::settings::config::{Config, KindArg, admin_path};
-use crate::settings::{Origin, Source, settle};
+use crate::settings::{Given, Origin, Source, settle};
 use action::Action;
 use args::ServiceArgs;
 use doctor::DoctorArgs;
@@ -439,12 +439,14 @@ impl Cli {
             }),
             Some(Command::Run(config)) => {
                 let source = Source::Files(config.path());
-                let settings = source.settings().map_err(Refused::Files)?;
+                let settings = source.settings(Given::default()).map_err(Refused::Files)?;
                 Ok(Action::Serve(Box::new(settings), source))
             }
             Some(Command::Check(config)) => {
                 let config = config.path();
-                let settings = Source::Files(config.clone()).settings().map_err(Refused::Files)?;
+                let settings = Source::Files(config.clone())
+                    .settings(Given::default())
+                    .map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
             Some(Command::Schema) => Ok(Action::Print(print::schema())),
@@ -457,13 +459,13 @@ impl Cli {
                         "expected the flags of a service after print-config".to_owned(),
                     ));
                 };
-                settle(&config, &Origin::CommandLine).map_err(Refused::Usage)?;
+                settle(&config, Origin::CommandLine).map_err(Refused::Usage)?;
                 Ok(Action::Print(print::toml(config)))
             }
             _ => {
                 let config = self.config().expect("every other command serves");
                 let source = Source::CommandLine(Box::new(config));
-                let settings = source.settings().map_err(Refused::Usage)?;
+                let settings = source.settings(Given::default()).map_err(Refused::Usage)?;
                 Ok(Action::Serve(Box::new(settings), source))
             }
         }

@@ -94,7 +94,6 @@ impl Metrics {
 
     /// Returns the traffic of the service with this name. A name that still has series continues.
     pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
-        self.sweep();
         self.traffic.of_service(service)
     }
 
@@ -116,6 +115,7 @@ impl Metrics {
     /// Records the balancers of the services that run from now on.
     pub(crate) fn balance(&self, balancers: Vec<Arc<Balancer>>) {
         *self.balancers.lock() = balancers;
+        self.sweep();
     }
 
     /// Cancels all running relays and associations of all services, and returns their number. See

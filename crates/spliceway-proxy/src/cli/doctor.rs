@@ -15,7 +15,7 @@ use spliceway_lab::doctor::{self, DoctorCommand, Form, Mark, Note, Subject, Way}
 
 use crate::kit::limits::{Descriptors, raise_descriptors};
 use crate::run::lifetime;
-use crate::settings::{Settings, Source, tls_files};
+use crate::settings::{Given, Settings, Source, tls_files};
 
 /// What to try.
 #[derive(Args, Debug)]
@@ -88,7 +88,7 @@ fn check_tls(form: Form, path: &Path) -> io::Result<ExitCode> {
 fn check_configuration(form: Form, path: &Path) -> io::Result<ExitCode> {
     let mut sections = Vec::new();
     let certificates = certificates(path);
-    match Source::Files(path.to_owned()).settings() {
+    match Source::Files(path.to_owned()).settings(Given::default()) {
         Ok(settings) => {
             sections.push(("Configuration".to_owned(), understood(path, &settings)));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

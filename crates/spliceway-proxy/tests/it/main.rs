@@ -13,6 +13,8 @@ mod bench;
 // Which side, network or limit made a session slow.
 mod bottleneck;
 mod chains;
+// Services that are given to a running program.
+mod changes;
 mod clients;
 mod command_line;
 // Messages about files that are wrong.

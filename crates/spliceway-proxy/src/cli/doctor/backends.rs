@@ -81,7 +81,7 @@ pub(super) async fn notes(settings: &Settings) -> Vec<Note> {
 }
 
 /// A backend that does not answer is no fault if clients get another one.
-fn soften(notes: &mut [(usize, usize, Note)], services: &[ServiceSettings]) {
+fn soften(notes: &mut [(usize, usize, Note)], services: &[Arc<ServiceSettings>]) {
     for of_service in notes.chunk_by_mut(|one, next| one.0 == next.0) {
         let is_balanced = services
             .get(of_service[0].0)
