@@ -199,14 +199,10 @@ fn protocols(service: &Service) -> Result<OfferedProtocols, Fault> {
 fn pair(service: &Service, path: impl Fn(&Value<File>) -> std::path::PathBuf) -> Result<Option<PairFiles>, Fault> {
     match (&service.target_tls_cert, &service.target_tls_key) {
         (None, None) => Ok(None),
-        (Some(certificate), Some(key)) => Ok(Some(PairFiles {
+        (Some(certificate), key) => Ok(Some(PairFiles {
             certificate: path(certificate),
-            key: path(key),
+            key: path(key.as_ref().unwrap_or(certificate)),
         })),
-        (Some(certificate), None) => {
-            let why = "needs target_tls_key: expected the file of its private key";
-            Err(Fault::new(certificate.at(), "target_tls_cert", why))
-        }
         (None, Some(key)) => {
             let why = "needs target_tls_cert: expected the file of its certificate";
             Err(Fault::new(key.at(), "target_tls_key", why))

@@ -85,6 +85,11 @@ impl FromStr for ClientRule {
                     name.find("..").map(|index| index + skipped + 1)
                 };
                 at(empty, expected)?;
+                let is_address = name.parse::<std::net::Ipv4Addr>().is_ok();
+                at(
+                    is_address.then_some(0),
+                    "expected a name: there are no rules for addresses",
+                )?;
                 let name = if skipped == 0 { value } else { &value[1..] };
                 Ok(Self::Dns(name.to_ascii_lowercase().into()))
             }
@@ -119,6 +124,10 @@ impl FromStr for ClientRule {
             "CN" => {
                 let expected = "expected the common name of the subject";
                 at(value.is_empty().then_some(0), expected)?;
+                at(
+                    value.find('*'),
+                    "expected a whole name: a rule for many names is DNS:*.example.com",
+                )?;
                 Ok(Self::CommonName(value.into()))
             }
             "SHA256" => fingerprint(value).map(Self::Certificate).map_err(|index| {
@@ -232,6 +241,8 @@ mod tests {
             ("URI:a://b/*/c", 11, "spiffe://"),
             ("URI:a://b*", 10, "spiffe://"),
             ("CN:", 4, "the common name"),
+            ("CN:*", 4, "a whole name"),
+            ("DNS:10.0.0.1", 5, "no rules for addresses"),
             ("SHA256:12", 10, "64 hexadecimal digits"),
             ("SHA256:1:2", 9, "64 hexadecimal digits"),
             ("SHA256:xy", 8, "64 hexadecimal digits"),

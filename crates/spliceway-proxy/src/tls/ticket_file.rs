@@ -53,8 +53,8 @@ impl Fault {
             Self::NotBase64 { line } => format!("{file}:{line}: the line is no ticket key: {EXPECTED}"),
             Self::Length { line, bytes } => format!("{file}:{line}: the ticket key has {bytes} bytes: {EXPECTED}"),
             Self::TooMany { line } => format!(
-                "{file}:{line}: there are more than {KEYS_MAX} ticket keys: remove this line and those below it, which \
-                 are the oldest"
+                "{file}:{line}: there are more than {KEYS_MAX} ticket keys: remove keys that have not been the \
+                 first one for 12 hours"
             ),
         }
     }

@@ -423,8 +423,8 @@ tables! {
         /// protocol on which the client has agreed
         target_tls_alpn: List<Protocol> => FIXED_TLS.takes("PROTOCOL");
         /// Certificate with its chain, in PEM, for targets and upstream proxies that ask for one
-        target_tls_cert: Value<File> => TARGET_TLS.takes("FILE").requires("target-tls-key");
-        /// Private key of that certificate, in PEM
+        target_tls_cert: Value<File> => TARGET_TLS.takes("FILE");
+        /// Private key of that certificate, in PEM [default: that in the file of the certificate]
         target_tls_key: Value<File> => TARGET_TLS.takes("FILE").requires("target-tls-cert");
         /// Whether targets and upstream proxies must prove who they are. `off` lets anybody on the
         /// way read and change what passes

@@ -248,7 +248,9 @@ pub(super) fn remote(typed: &str) -> Result<BackendSettings, String> {
         backend.tls = is_tls.then(PeerName::unknown);
         return Ok(backend);
     }
-    backend.targets = text.parse()?;
+    backend.targets = text
+        .parse()
+        .map_err(|expected| format!("{expected}, or tls:// before one of them"))?;
     backend.tls = is_tls.then(|| PeerName::of(&backend.targets.first));
     match backend.targets.first.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::thread;
 use std::time::Duration;
 
@@ -241,13 +242,20 @@ fn a_target_that_asks_for_a_certificate_gets_it() {
     let clients_of = Some(&authority);
     let server = Server::speaking(&authority.issue(&["127.0.0.1"]), Speaks { clients_of, ..ANY });
     let [certificate, key] = authority.issue(&["client.test"]).files();
-    let arguments = ["--target-tls-cert", certificate.path(), "--target-tls-key", key.path()];
-    let program = forward(&[&server.target()], &ca, &arguments);
-    let mut client = program.connect();
-    let mut target = server.accept();
-    assert!(target.has_certificate());
-    client.write_all(b"abc").unwrap();
-    assert_eq!(target.receive(3), b"abc");
+    let both = [certificate.path(), key.path()].map(|path| fs::read_to_string(path).unwrap());
+    let both = TextFile::new(&both.concat());
+    fs::set_permissions(both.path(), PermissionsExt::from_mode(0o600)).unwrap();
+    for arguments in [
+        &["--target-tls-cert", certificate.path(), "--target-tls-key", key.path()][..],
+        &["--target-tls-cert", both.path()],
+    ] {
+        let program = forward(&[&server.target()], &ca, arguments);
+        let mut client = program.connect();
+        let mut target = server.accept();
+        assert!(target.has_certificate());
+        client.write_all(b"abc").unwrap();
+        assert_eq!(target.receive(3), b"abc");
+    }
 }
 
 #[test]
