@@ -1,6 +1,7 @@
 //! Rules for the certificates of clients.
 
 use std::fmt::{self, Display, Formatter};
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use super::client_name::{Fingerprint, Name, Names};
@@ -75,22 +76,9 @@ impl FromStr for ClientRule {
         };
         match kind {
             "DNS" => {
-                let expected = "expected a name such as host.example.com or *.example.com";
-                let (skipped, name) = value.strip_prefix("*.").map_or((0, value), |name| (2, name));
-                let is_part = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_' | '.');
-                at(name.find(|char| !is_part(char)).map(|index| index + skipped), expected)?;
-                let empty = if name.is_empty() || name.starts_with('.') {
-                    Some(skipped)
-                } else {
-                    name.find("..").map(|index| index + skipped + 1)
-                };
-                at(empty, expected)?;
-                let is_address = name.parse::<std::net::Ipv4Addr>().is_ok();
-                at(
-                    is_address.then_some(0),
-                    "expected a name: there are no rules for addresses",
-                )?;
-                let name = if skipped == 0 { value } else { &value[1..] };
+                let (wrong, expected) = wrong_in_host(value);
+                at(wrong, expected)?;
+                let name = value.strip_prefix('*').unwrap_or(value);
                 Ok(Self::Dns(name.to_ascii_lowercase().into()))
             }
             "EMAIL" => {
@@ -139,6 +127,22 @@ impl FromStr for ClientRule {
             _ => Err(bad(1, KINDS)),
         }
     }
+}
+
+/// Returns the place in a name of hosts that is wrong, if there is one, and what is expected.
+fn wrong_in_host(value: &str) -> (Option<usize>, &'static str) {
+    let (skipped, name) = value.strip_prefix("*.").map_or((0, value), |name| (2, name));
+    let is_part = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_' | '.');
+    if name.parse::<Ipv4Addr>().is_ok() {
+        return (Some(0), "expected a name: there are no rules for addresses");
+    }
+    let wrong = match name.find(|char| !is_part(char)) {
+        None if name.is_empty() || name.starts_with('.') => Some(0),
+        None => name.find("..").map(|index| index + 1),
+        wrong => wrong,
+    };
+    let expected = "expected a name such as host.example.com or *.example.com";
+    (wrong.map(|index| index + skipped), expected)
 }
 
 /// Parses a fingerprint as `openssl x509 -fingerprint -sha256` prints it. Returns the number of

@@ -22,11 +22,13 @@ mod config_faults;
 // What files mean.
 mod config_files;
 mod doctor;
+#[cfg(feature = "tls")]
 mod doctor_config;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;
 // The files of contrib/examples.
+#[cfg(feature = "tls")]
 mod examples;
 mod forward;
 // An upgrade: a new process takes over listeners and sessions.
@@ -55,6 +57,7 @@ mod names;
 // What a service manager is told.
 mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
+#[cfg(feature = "tls")]
 mod monitoring;
 // The file with the number of the process that serves.
 mod pid_file;

@@ -1,4 +1,6 @@
+#[cfg(feature = "tls")]
 mod clients;
+#[cfg(feature = "tls")]
 mod ended;
 mod others;
 
