@@ -157,8 +157,8 @@ fn names_of_cas_that_no_message_can_hold_are_not_sent() {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.self_signed(&key).unwrap().pem()
     };
-    // Names of 66 and of 27 KiB.
-    for count in [230, 100] {
+    // Names of 69 and of 26 KiB.
+    for count in [265, 100] {
         let others: String = (0..count).map(other).collect();
         setting.file.write(&(others + &setting.authority.pem));
         let program = Program::forward(echo("127.0.0.1:0"), &setting.arguments(&[]));
