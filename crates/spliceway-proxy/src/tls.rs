@@ -16,6 +16,7 @@
 #[cfg_attr(not(feature = "tls"), path = "tls/no_acme.rs")]
 pub(crate) mod acme;
 pub(crate) mod agreed;
+mod anchors;
 pub(crate) mod certificate;
 pub(crate) mod chain;
 pub(crate) mod client;

@@ -14,12 +14,13 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion, RootCertStore};
+use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion};
 use spliceway_protocol::address::Target;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::anchors::Anchors;
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::chain::Doubt;
 use super::connect_error::ConnectError;
@@ -98,8 +99,6 @@ pub(crate) enum Unusable {
     NoAuthorities(String),
     /// The certificate in this line cannot be used as an authority.
     Authority(PathBuf, usize, String),
-    /// The certificates cannot be used as authorities.
-    Authorities(PathBuf, String),
 }
 
 impl PeerName {
@@ -279,11 +278,9 @@ fn stamps(settings: &ClientSettings) -> Vec<Stamp> {
 fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InForce, Unusable> {
     let mut hasher = DefaultHasher::new();
     let verifier: Arc<dyn ServerCertVerifier> = if settings.verifies {
-        let (roots, all, named) = authorities(settings.authorities.as_deref())?;
+        let (anchors, all, named) = authorities(settings.authorities.as_deref())?;
         all.hash(&mut hasher);
-        let verifier = Verifier::new(roots, named, provider);
-        let file = settings.authorities.clone().unwrap_or_default();
-        Arc::new(verifier.map_err(|why| Unusable::Authorities(file, why))?)
+        Arc::new(Verifier::new(anchors, named, provider))
     } else {
         Arc::new(Unverified(Arc::clone(provider)))
     };
@@ -314,23 +311,21 @@ fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InF
 }
 
 /// The authorities to trust, their certificates, and those that the operator's file has.
-type Authorities = (
-    RootCertStore,
-    Vec<CertificateDer<'static>>,
-    Vec<CertificateDer<'static>>,
-);
+type Authorities = (Anchors, Vec<CertificateDer<'static>>, Vec<CertificateDer<'static>>);
 
 /// Reads the authorities to trust: those of a file, or those of the system.
 pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> {
-    let mut roots = RootCertStore::empty();
+    let mut anchors = Anchors::default();
     let Some(file) = file else {
         let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs.iter().cloned());
-        if roots.is_empty() {
+        for certificate in &found.certs {
+            let _ = anchors.add(certificate);
+        }
+        if anchors.is_empty() {
             let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
             return Err(Unusable::NoAuthorities(errors.join(", ")));
         }
-        return Ok((roots, found.certs, Vec::new()));
+        return Ok((anchors, found.certs, Vec::new()));
     };
     let named = read_chain(file).map_err(Unusable::File)?;
     for (line, certificate) in &named {
@@ -338,11 +333,11 @@ pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> 
         if let Err(NotAnIssuer::NotCa | NotAnIssuer::OtherKeyUsage) = Authority::read(certificate) {
             continue;
         }
-        let added = roots.add(certificate.clone());
+        let added = anchors.add(certificate);
         added.map_err(|error| Unusable::Authority(file.into(), *line, error.to_string()))?;
     }
     let named: Vec<_> = named.into_iter().map(|(_, certificate)| certificate).collect();
-    Ok((roots, named.clone(), named))
+    Ok((anchors, named.clone(), named))
 }
 
 impl Unusable {
@@ -350,7 +345,7 @@ impl Unusable {
     pub(crate) fn file(&self) -> Option<&Path> {
         match self {
             Self::File(bad) => Some(bad.file()),
-            Self::NoAuthorities(_) | Self::Authority(..) | Self::Authorities(..) => None,
+            Self::NoAuthorities(_) | Self::Authority(..) => None,
         }
     }
 }
@@ -371,13 +366,6 @@ impl Display for Unusable {
                 "{}:{line}: the certificate cannot be an authority ({why}): copy the file again",
                 file.display()
             ),
-            Self::Authorities(file, why) => {
-                write!(
-                    f,
-                    "{} has a certificate that cannot be an authority: {why}",
-                    file.display()
-                )
-            }
         }
     }
 }

@@ -7,20 +7,25 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 use tokio::task_local;
+use webpki::{KeyUsage, VerifiedPath};
 use x509_cert::der::DateTime;
 
+use super::anchors::{Anchors, is_too_long};
 use super::certificate::{self, BadFile, read_chain};
 use super::chain::{Doubt, Link, doubt_about_ca};
 use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
 use super::crl::{self, Ca, Crl, newest, read_crls};
 use super::issuers::{Authority, Issuers, TooManyAlike};
+
+/// The longest names of CAs that clients get. A message has 64 KiB for them and the rest. Without
+/// names, clients choose a certificate by themselves.
+const HINTS_MAX_BYTES: usize = 60 << 10;
 
 /// Which certificates a service accepts from its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +43,13 @@ pub(crate) struct ClientCertSettings {
 /// Verifies the certificates of clients.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
-    inner: Arc<dyn ClientCertVerifier>,
+    anchors: Anchors,
+    /// The names of the CAs. None if they are too long for a message.
+    hints: Vec<DistinguishedName>,
+    lists: Vec<Crl>,
     rules: Vec<ClientRule>,
+    is_required: bool,
+    provider: Arc<CryptoProvider>,
     /// The digests of what was read from the files.
     contents: Vec<Fingerprint>,
     /// When the first list of revoked certificates in each file expires.
@@ -59,7 +69,7 @@ pub(super) struct ClientFiles {
     pub(super) doubts: Vec<Doubt>,
     /// The first fault of each file that cannot be used.
     pub(super) bad: Vec<BadFile>,
-    roots: Arc<RootCertStore>,
+    anchors: Anchors,
     /// The digests of what was read.
     contents: Vec<Fingerprint>,
 }
@@ -106,37 +116,25 @@ pub(super) async fn with_shown<T>(handshake: impl Future<Output = T>) -> (T, Opt
 impl ClientFiles {
     pub(super) fn read(settings: &ClientCertSettings, provider: &Arc<CryptoProvider>) -> Self {
         let (mut cas, mut all, mut bad) = (Vec::new(), Vec::new(), Vec::new());
+        let mut anchors = Anchors::default();
         for file in &settings.authorities {
-            match read_cas(file) {
+            match read_cas(file, &mut anchors) {
                 Ok(read) => cas.extend(read),
                 Err(fault) => bad.push(fault),
             }
         }
-        let roots = cas.iter().map(|(ca, _): &(Ca, _)| ca.anchor.clone());
-        let roots = Arc::new(RootCertStore { roots: roots.collect() });
         for file in &settings.crls {
             match read_crls(file) {
                 Ok(read) => all.extend(read),
                 Err(fault) => bad.push(fault),
             }
         }
-        let mut crls = newest(all);
-        if !roots.is_empty() {
-            crls.retain(|crl| {
-                let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
-                let checked = builder.with_crls([crl.list.clone()]).build().map_err(|error| {
-                    let why = certificate::Why::Crl(crl.line, error.to_string());
-                    bad.push(BadFile::new(&crl.file, why));
-                });
-                checked.is_ok()
-            });
-        }
-        let contents = cas.iter().map(|(_, content)| *content);
+        let (cas, contents): (Vec<_>, Vec<_>) = cas.into_iter().unzip();
+        let crls = newest(all, &cas, provider);
         let of_crls = crls
             .iter()
             .map(|crl| Fingerprint::of(&CertificateDer::from(&*crl.list)));
-        let contents = contents.chain(of_crls).collect();
-        let cas: Vec<_> = cas.into_iter().map(|(ca, _)| ca).collect();
+        let contents = contents.into_iter().chain(of_crls).collect();
         let now = SystemTime::now();
         let mut doubts: Vec<_> = cas
             .iter()
@@ -151,14 +149,14 @@ impl ClientFiles {
             crls,
             doubts,
             bad,
-            roots,
+            anchors,
             contents,
         }
     }
 }
 
-/// Returns the CAs in a file, each with the digest of its certificate.
-fn read_cas(file: &Path) -> Result<Vec<(Ca, Fingerprint)>, BadFile> {
+/// Trusts the CAs in a file. Returns them, each with the digest of its certificate.
+fn read_cas(file: &Path, anchors: &mut Anchors) -> Result<Vec<(Ca, Fingerprint)>, BadFile> {
     let mut cas = Vec::new();
     for (line, certificate) in read_chain(file)? {
         let bad = |why| BadFile::new(file, why);
@@ -167,9 +165,7 @@ fn read_cas(file: &Path) -> Result<Vec<(Ca, Fingerprint)>, BadFile> {
         let authority = Authority::read(&certificate);
         authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
         let content = Fingerprint::of(&certificate);
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate).map_err(|error| damaged(error.to_string()))?;
-        let anchor = roots.roots.remove(0);
+        let anchor = anchors.add(&certificate).map_err(|error| damaged(error.to_string()))?;
         let file = file.to_owned();
         cas.push((Ca { file, link, anchor }, content));
     }
@@ -186,7 +182,6 @@ impl ClientVerifier {
         if let Some(bad) = files.bad.into_iter().next() {
             return Err(bad);
         }
-        let restricts_names = files.cas.iter().any(|ca| ca.anchor.name_constraints.is_some());
         let mut crls = Vec::<(PathBuf, SystemTime)>::new();
         for crl in &files.crls {
             match crls.iter_mut().find(|(file, _)| *file == crl.file) {
@@ -194,18 +189,21 @@ impl ClientVerifier {
                 None => crls.push((crl.file.clone(), crl.valid.to)),
             }
         }
-        let lists = files.crls.into_iter().map(|crl| crl.list);
-        let builder = WebPkiClientVerifier::builder_with_provider(files.roots, Arc::clone(provider));
-        let mut builder = builder.with_crls(lists).enforce_revocation_expiration();
-        if !settings.is_required {
-            builder = builder.allow_unauthenticated();
+        let mut hints: Vec<_> = files.anchors.hints().collect();
+        // Each has a length of two bytes.
+        if hints.iter().map(|name| name.as_ref().len() + 2).sum::<usize>() > HINTS_MAX_BYTES {
+            hints.clear();
         }
         Ok(Self {
-            inner: builder.build().expect("there is a CA, and each list was checked"),
+            restricts_names: files.anchors.restrict_names(),
+            anchors: files.anchors,
+            hints,
+            lists: files.crls,
             rules: settings.rules.clone(),
+            is_required: settings.is_required,
+            provider: Arc::clone(provider),
             contents: files.contents,
             crls,
-            restricts_names,
             doubts: files.doubts,
         })
     }
@@ -228,11 +226,11 @@ impl ClientVerifier {
 
 impl ClientCertVerifier for ClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        self.inner.client_auth_mandatory()
+        self.is_required
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.inner.root_hint_subjects()
+        &self.hints
     }
 
     fn verify_client_cert(
@@ -251,10 +249,13 @@ impl ClientCertVerifier for ClientVerifier {
         let shown = Box::new(ClientCert::new(&names, fingerprint));
         let _ = SHOWN.try_with(|cell| cell.replace(Some(shown)));
         let issuers = issuers?.certificates;
-        let verified = self.inner.verify_client_cert(certificate, &issuers, now)?;
+        let revoked = |path: &VerifiedPath<'_>| crl::check(&self.lists, path, now, &self.provider);
+        let usage = KeyUsage::client_auth();
+        self.anchors
+            .verify(certificate, &issuers, now, usage, &self.provider, revoked)?;
         let is_permitted = |rule: &ClientRule| rule.permits(&names, &fingerprint);
         if self.rules.is_empty() || self.rules.iter().any(is_permitted) {
-            Ok(verified)
+            Ok(ClientCertVerified::assertion())
         } else {
             Err(CertificateError::ApplicationVerificationFailure.into())
         }
@@ -266,7 +267,8 @@ impl ClientCertVerifier for ClientVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls12_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -275,11 +277,12 @@ impl ClientCertVerifier for ClientVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls13_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.inner.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -329,7 +332,7 @@ impl Display for BadClientCert {
             ),
             UnknownRevocationStatus => f.write_str(
                 "it is unknown whether the client's certificate is revoked: expected a CRL of each CA of its chain in \
-                 tls_client_crl",
+                 tls_client_crl, signed by its key, for all certificates or for their distribution point",
             ),
             ExpiredRevocationList => f.write_str("the CRL for the client's certificate has expired"),
             ExpiredRevocationListContext { next_update, .. } => write!(
@@ -341,8 +344,11 @@ impl Display for BadClientCert {
                 f.write_str("the client's certificate is for another use: expected the extended key usage clientAuth")
             }
             BadSignature => f.write_str("a signature of the client's certificate or of its key is wrong"),
-            // The verifier does not name its own errors.
-            Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
+            Other(error) if is_too_long(error) => f.write_str(
+                "a CA of the client's chain allows fewer certificates of CAs below it: expected a shorter chain, or a \
+                 larger pathlen in its basicConstraints",
+            ),
+            Other(error) if matches!(error.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity)) => {
                 f.write_str("the client's certificate is that of a CA: expected one without `CA:TRUE`")
             }
             Other(error) if error.0.is::<TooManyAlike>() => {

@@ -6,6 +6,7 @@ use std::io;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, OtherError};
 use spliceway_protocol::Failure;
 
+use super::anchors::is_too_long;
 use super::verifier::{Untrusted, time};
 use crate::kit::tls_failure::TlsFailure;
 
@@ -186,6 +187,9 @@ impl Display for BadCertificate {
                 }
             }
             Self::Untrusted(why) => why.fmt(f),
+            Self::Other(CertificateError::Other(error)) if is_too_long(error) => {
+                f.write_str("an authority of the chain allows fewer certificates of authorities below it (pathlen)")
+            }
             Self::Other(error) => write!(f, "the certificate is not valid: {error}"),
         }
     }

@@ -1,18 +1,29 @@
-//! The lists of revoked certificates (CRLs) in force: the newest of each CA.
+//! The lists of revoked certificates (CRLs), and which certificates they refuse.
+//!
+//! A list is about a certificate if the issuer has its name and has signed it: several CAs may have
+//! one name. A certificate is revoked if any such list has its number. Otherwise, it needs one that
+//! covers it and has not expired.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateRevocationListDer, TrustAnchor};
+use rustls::pki_types::{CertificateRevocationListDer, TrustAnchor, UnixTime};
+use webpki::{BorrowedCertRevocationList, Cert, CertRevocationList, Error, VerifiedPath};
+use x509_cert::Certificate;
 use x509_cert::certificate::Rfc5280;
 use x509_cert::crl::CertificateList;
 use x509_cert::der::asn1::{AnyRef, BitStringRef, ObjectIdentifier};
 use x509_cert::der::{self, Decode, Reader, SliceReader};
+use x509_cert::ext::pkix::CrlDistributionPoints;
+use x509_cert::ext::pkix::crl::dp::{DistributionPoint, IssuingDistributionPoint};
+use x509_cert::ext::pkix::name::{DistributionPointName, GeneralName};
 use x509_cert::name::Name;
 
 use super::certificate::{BadFile, Validity, Why, read};
 use super::chain::{Doubt, Link, What, doubt_about_crl};
+use super::issuers::Authority;
 use super::pem;
 
 /// The longest file of revoked certificates that is read. It has room for a million of them.
@@ -20,6 +31,7 @@ const FILE_MAX_BYTES: usize = 64 << 20;
 /// Extensions of a list (RFC 5280, section 5.2).
 const NUMBER: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.20");
 const DISTRIBUTION_POINT: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.28");
+const ISSUER_KEY: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.35");
 
 /// A list of revoked certificates, and where it is.
 #[derive(Debug)]
@@ -30,8 +42,10 @@ pub(super) struct Crl {
     pub(super) list: CertificateRevocationListDer<'static>,
     /// From its time to that of the next one, when it expires.
     pub(super) valid: Validity,
-    /// The number of certificates that are revoked.
-    pub(super) revoked: usize,
+    /// The numbers of the certificates that are revoked, in order.
+    pub(super) revoked: Vec<Box<[u8]>>,
+    /// The key that has signed the list, as soon as a CA with the name of the issuer has had it.
+    signer: OnceLock<Box<[u8]>>,
     scope: Scope,
     age: Age,
 }
@@ -47,7 +61,11 @@ pub(super) struct Ca {
 #[derive(Debug, PartialEq, Eq)]
 struct Scope {
     issuer: Name,
-    distribution_point: Option<Box<[u8]>>,
+    /// The name of the issuer in DER, without its tag and its length.
+    issuer_der: Box<[u8]>,
+    /// The name that the list has for the key of the issuer.
+    key: Option<Box<[u8]>>,
+    distribution_point: Option<IssuingDistributionPoint>,
 }
 
 /// Grows from one list of a CA to the next.
@@ -72,18 +90,82 @@ pub(super) fn read_crls(path: &Path) -> Result<Vec<Crl>, BadFile> {
     lists.into_iter().map(crl).collect()
 }
 
-/// Returns the newest list of each CA. The verifier uses only one of them, and an old one may lack
-/// certificates that the CA has revoked since.
-pub(super) fn newest(all: impl IntoIterator<Item = Crl>) -> Vec<Crl> {
+/// Returns the newest list of each CA and distribution point, in the order of their issuers.
+pub(super) fn newest(all: Vec<Crl>, cas: &[Ca], provider: &CryptoProvider) -> Vec<Crl> {
     let mut newest = Vec::<Crl>::new();
     for crl in all {
-        match newest.iter_mut().find(|known| known.scope == crl.scope) {
+        cas.iter().any(|ca| crl.is_of(ca, provider));
+        match newest.iter_mut().find(|known| known.is_like(&crl)) {
             Some(known) if known.age < crl.age => *known = crl,
             Some(_) => {}
             None => newest.push(crl),
         }
     }
+    newest.sort_by(|one, other| one.scope.issuer_der.cmp(&other.scope.issuer_der));
     newest
+}
+
+/// Checks the certificates of a path against lists in the order of their issuers.
+///
+/// # Errors
+/// A certificate is revoked, or no list says that it is not.
+pub(super) fn check(
+    crls: &[Crl],
+    path: &VerifiedPath<'_>,
+    now: UnixTime,
+    provider: &CryptoProvider,
+) -> Result<(), Error> {
+    if crls.is_empty() {
+        return Ok(());
+    }
+    let mut own = true;
+    let mut certificate: &Cert<'_> = path.end_entity();
+    for issuer in path.intermediate_certificates() {
+        let authority = Authority::read(&issuer.der());
+        if !authority.is_ok_and(|authority| authority.signs_crls) {
+            return Err(Error::UnknownRevocationStatus);
+        }
+        let key = issuer.subject_public_key_info();
+        let key = AnyRef::from_der(&key).map_err(|_| Error::BadDer)?;
+        check_one(crls, certificate, !own, key.value(), now, provider)?;
+        (own, certificate) = (false, issuer);
+    }
+    check_one(
+        crls,
+        certificate,
+        !own,
+        &path.anchor().subject_public_key_info,
+        now,
+        provider,
+    )
+}
+
+/// Checks a certificate whose issuer has this key.
+fn check_one(
+    crls: &[Crl],
+    certificate: &Cert<'_>,
+    is_ca: bool,
+    key: &[u8],
+    now: UnixTime,
+    provider: &CryptoProvider,
+) -> Result<(), Error> {
+    let first = crls.partition_point(|crl| *crl.scope.issuer_der < *certificate.issuer());
+    let of_issuer = crls[first..].iter();
+    let of_issuer = of_issuer.take_while(|crl| *crl.scope.issuer_der == *certificate.issuer());
+    let mut status = Err(Error::UnknownRevocationStatus);
+    for crl in of_issuer.filter(|crl| crl.is_signed_by(key, provider)) {
+        if crl
+            .revoked
+            .binary_search_by(|serial| (**serial).cmp(certificate.serial()))
+            .is_ok()
+        {
+            return Err(Error::CertRevoked);
+        }
+        if status.is_err() && crl.covers(certificate, is_ca) {
+            status = crl.check_time(now);
+        }
+    }
+    status
 }
 
 /// Returns what is doubtful about these lists, and about the CAs that need them. With at least one
@@ -92,23 +174,24 @@ pub(super) fn doubts(crls: &[Crl], cas: &[Ca], provider: &CryptoProvider, now: S
     if crls.is_empty() {
         return Vec::new();
     }
-    let has_list = |ca: &Ca| crls.iter().any(|crl| crl.scope.issuer == ca.link.subject);
+    let has_list = |ca: &Ca| crls.iter().any(|crl| crl.is_of(ca, provider));
     let all_have_lists = cas.iter().all(has_list);
+    // A list whose signer is no CA of the files.
+    let is_foreign = |crl: &Crl| crl.signer.get().is_none();
     let mut doubts = Vec::new();
     for crl in crls {
         let doubt = |what| Doubt::new(&crl.file, crl.line, what);
-        let issuer = &crl.scope.issuer;
-        let mut issuers = cas.iter().filter(|ca| ca.link.subject == *issuer).peekable();
-        if issuers.peek().is_some() {
-            let is_signed = issuers.any(|ca| crl.is_signed_by(&ca.anchor, provider).unwrap_or(false));
-            doubts.extend((!is_signed).then(|| doubt(What::CrlOfOtherKey(issuer.to_string()))));
-        } else if !all_have_lists {
+        let issuer = crl.scope.issuer.to_string();
+        if is_foreign(crl) && cas.iter().any(|ca| crl.names(ca) && !has_list(ca)) {
+            doubts.push(doubt(What::CrlOfOtherKey(issuer)));
+        } else if is_foreign(crl) && !all_have_lists {
             // Otherwise, it is that of a CA between those of the files and the clients.
-            doubts.push(doubt(What::CrlOfUnknownCa(issuer.to_string())));
+            doubts.push(doubt(What::CrlOfUnknownCa(issuer)));
         }
         doubts.extend(doubt_about_crl(crl.valid, now).map(doubt));
     }
-    let without = cas.iter().filter(|ca| !has_list(ca));
+    let is_told = |ca: &Ca| crls.iter().any(|crl| is_foreign(crl) && crl.names(ca));
+    let without = cas.iter().filter(|ca| !has_list(ca) && !is_told(ca));
     doubts.extend(without.map(|ca| {
         let what = What::CaWithoutCrl(ca.link.subject.to_string());
         Doubt::new(&ca.file, ca.link.line, what)
@@ -121,15 +204,47 @@ impl Crl {
         &self.scope.issuer
     }
 
-    /// Returns whether the key of a CA has signed the list, by an algorithm that the verifier
-    /// knows. It verifies the signature only when a client comes.
-    fn is_signed_by(&self, ca: &TrustAnchor<'_>, provider: &CryptoProvider) -> der::Result<bool> {
+    /// Returns whether newer ones of the two replace older ones.
+    fn is_like(&self, other: &Self) -> bool {
+        // Several CAs may have the name, and each of them one list.
+        let is_signed_alike = match (self.signer.get(), other.signer.get()) {
+            (None, None) => self.scope.key == other.scope.key,
+            (one, other) => one == other,
+        };
+        is_signed_alike
+            && self.scope.issuer_der == other.scope.issuer_der
+            && self.scope.distribution_point == other.scope.distribution_point
+    }
+
+    /// Returns whether the issuer has the name of this CA.
+    fn names(&self, ca: &Ca) -> bool {
+        *self.scope.issuer_der == *ca.anchor.subject
+    }
+
+    fn is_of(&self, ca: &Ca, provider: &CryptoProvider) -> bool {
+        self.names(ca) && self.is_signed_by(&ca.anchor.subject_public_key_info, provider)
+    }
+
+    /// Returns whether the key of a CA has signed the list, by an algorithm that the provider
+    /// knows. Only the first key that fits is tried, because the digest of a long list takes long.
+    fn is_signed_by(&self, key: &[u8], provider: &CryptoProvider) -> bool {
+        if let Some(signer) = self.signer.get() {
+            return **signer == *key;
+        }
+        let is_signed = self.verify(key, provider).unwrap_or(false);
+        if is_signed {
+            self.signer.get_or_init(|| key.into());
+        }
+        is_signed
+    }
+
+    fn verify(&self, key: &[u8], provider: &CryptoProvider) -> der::Result<bool> {
         let list = AnyRef::from_der(&self.list)?;
         let mut list = SliceReader::new(list.value())?;
         let content = list.tlv_bytes()?;
         let signed_by = AnyRef::decode(&mut list)?;
         let signature = BitStringRef::decode(&mut list)?;
-        let mut key = SliceReader::new(&ca.subject_public_key_info)?;
+        let mut key = SliceReader::new(key)?;
         let kind = AnyRef::decode(&mut key)?;
         let key = BitStringRef::decode(&mut key)?;
         let algorithms = provider.signature_verification_algorithms.all.iter();
@@ -140,7 +255,45 @@ impl Crl {
         Ok(fitting.any(|algorithm| algorithm.verify_signature(key, content, signature).is_ok()))
     }
 
+    /// Returns whether a certificate that is not in the list is not revoked.
+    fn covers(&self, certificate: &Cert<'_>, is_ca: bool) -> bool {
+        let Some(point) = &self.scope.distribution_point else {
+            return true;
+        };
+        let is_for_others = if is_ca {
+            point.only_contains_user_certs
+        } else {
+            point.only_contains_ca_certs
+        };
+        let names = full_name(point.distribution_point.as_ref());
+        let of_certificate = distribution_points(certificate).unwrap_or_default();
+        let mut of_certificate = of_certificate
+            .iter()
+            .filter(|one| one.reasons.is_none() && one.crl_issuer.is_none());
+        !is_for_others
+            && of_certificate.any(|one| {
+                let mut others = full_name(one.distribution_point.as_ref()).iter();
+                others.any(|name| names.contains(name))
+            })
+    }
+
+    fn check_time(&self, now: UnixTime) -> Result<(), Error> {
+        let to = self.valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let next_update = UnixTime::since_unix_epoch(to);
+        if now < next_update {
+            Ok(())
+        } else {
+            Err(Error::CrlExpired { time: now, next_update })
+        }
+    }
+
     fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, String> {
+        let checked = BorrowedCertRevocationList::from_der(&list).map_err(|error| error.to_string())?;
+        let revoked = checked.into_iter().map(|one| Ok(one?.serial_number.into()));
+        let revoked: Result<Vec<Box<[u8]>>, Error> = revoked.collect();
+        let mut revoked = revoked.map_err(|error| error.to_string())?;
+        revoked.sort_unstable();
+        let issuer_der = CertRevocationList::from(checked).issuer().into();
         let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(|error| error.to_string())?;
         let parsed = parsed.tbs_cert_list;
         let next_update = parsed.next_update.ok_or("it has no time of the next update")?;
@@ -150,6 +303,7 @@ impl Crl {
             Some(Box::from(found.extn_value.as_bytes()))
         };
         let number: Option<Box<[u8]>> = extension(NUMBER);
+        let point = extension(DISTRIBUTION_POINT).map(|point| IssuingDistributionPoint::from_der(&point));
         Ok(Self {
             file: file.to_owned(),
             line,
@@ -157,10 +311,13 @@ impl Crl {
                 from: SystemTime::UNIX_EPOCH + parsed.this_update.to_unix_duration(),
                 to: SystemTime::UNIX_EPOCH + next_update.to_unix_duration(),
             },
-            revoked: parsed.revoked_certificates.map_or(0, |revoked| revoked.len()),
+            revoked,
+            signer: OnceLock::new(),
             scope: Scope {
-                distribution_point: extension(DISTRIBUTION_POINT),
+                key: extension(ISSUER_KEY),
+                distribution_point: point.transpose().map_err(|error| error.to_string())?,
                 issuer: parsed.issuer,
+                issuer_der,
             },
             age: Age {
                 this_update: parsed.this_update.to_unix_duration(),
@@ -169,4 +326,17 @@ impl Crl {
             list,
         })
     }
+}
+
+fn full_name(name: Option<&DistributionPointName>) -> &[GeneralName] {
+    match name {
+        Some(DistributionPointName::FullName(names)) => names,
+        Some(DistributionPointName::NameRelativeToCRLIssuer(_)) | None => &[],
+    }
+}
+
+fn distribution_points(certificate: &Cert<'_>) -> Option<Vec<DistributionPoint>> {
+    let parsed = Certificate::from_der(&certificate.der()).ok()?;
+    let points = parsed.tbs_certificate().get_extension::<CrlDistributionPoints>();
+    Some(points.ok()??.1.0)
 }

@@ -26,6 +26,10 @@ pub(super) struct Authority {
     subject: Vec<u8>,
     /// Whether it restricts the names in certificates below it.
     pub(super) restricts_names: bool,
+    /// How many CAs may be between it and the certificate of a peer.
+    pub(super) between_max: Option<u8>,
+    /// Whether it may sign CRLs.
+    pub(super) signs_crls: bool,
 }
 
 /// Why a certificate cannot have issued others.
@@ -50,16 +54,20 @@ impl Authority {
         let constraints = parsed.get_extension::<BasicConstraints>().map_err(damaged)?;
         // The first version has no constraints. As in OpenSSL, a self-signed one is that of a CA.
         let is_old_root = parsed.version() == Version::V1 && parsed.subject() == parsed.issuer();
-        if !is_old_root && !constraints.is_some_and(|(_, constraints)| constraints.ca) {
+        let constraints = constraints.map(|(_, constraints)| constraints);
+        if !is_old_root && !constraints.as_ref().is_some_and(|constraints| constraints.ca) {
             return Err(NotAnIssuer::NotCa);
         }
         let usage = parsed.get_extension::<KeyUsage>().map_err(damaged)?;
-        if usage.is_some_and(|(_, usage)| !usage.key_cert_sign()) {
+        let usage = usage.map(|(_, usage)| usage);
+        if usage.is_some_and(|usage| !usage.key_cert_sign()) {
             return Err(NotAnIssuer::OtherKeyUsage);
         }
         Ok(Self {
             subject: parsed.subject().to_der().map_err(damaged)?,
             restricts_names: parsed.get_extension::<NameConstraints>().map_err(damaged)?.is_some(),
+            between_max: constraints.and_then(|constraints| constraints.path_len_constraint),
+            signs_crls: usage.is_none_or(|usage| usage.crl_sign()),
         })
     }
 }

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, SignatureScheme};
+use webpki::KeyUsage;
 use x509_cert::Certificate;
 use x509_cert::der::{Decode, Encode};
 use x509_cert::name::Name;
 
+use super::anchors::{Anchors, is_too_long};
 use super::issuers::Issuers;
 
 /// The longest tag and length before the content of a name.
@@ -23,13 +25,11 @@ const HEAD_MAX_BYTES: usize = 4;
 /// Verifies chains, names and times.
 #[derive(Debug)]
 pub(super) struct Verifier {
-    /// `None` if the operator's file has no authority.
-    chains: Option<Arc<WebPkiServerVerifier>>,
+    /// The authorities. None if the operator's file has the certificate of the server itself.
+    anchors: Anchors,
     provider: Arc<CryptoProvider>,
     /// The certificates of the operator's file. One of them may be that of the server itself.
     named: Vec<CertificateDer<'static>>,
-    /// The names of the authorities, in DER.
-    authorities: Vec<Vec<u8>>,
 }
 
 /// Why no authority vouches for a certificate.
@@ -48,22 +48,12 @@ pub(crate) enum Untrusted {
 
 impl Verifier {
     /// Trusts these authorities. `named` are the certificates that the operator's file has.
-    pub(super) fn new(
-        roots: RootCertStore,
-        named: Vec<CertificateDer<'static>>,
-        provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, String> {
-        // An anchor has the content of the name, without its tag and its length.
-        let authorities = roots.roots.iter().map(|root| root.subject.to_vec()).collect();
-        let has_roots = !roots.is_empty();
-        let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
-        let chains = has_roots.then(|| builder.build()).transpose();
-        Ok(Self {
-            chains: chains.map_err(|error| error.to_string())?,
+    pub(super) fn new(anchors: Anchors, named: Vec<CertificateDer<'static>>, provider: &Arc<CryptoProvider>) -> Self {
+        Self {
+            anchors,
             provider: Arc::clone(provider),
             named,
-            authorities,
-        })
+        }
     }
 
     /// Verifies a server whose own certificate is in the operator's file. Such a certificate may
@@ -130,8 +120,8 @@ impl Verifier {
 
     fn has_authority(&self, name: &Name) -> bool {
         let der = name.to_der().unwrap_or_default();
-        let is_name = |authority: &Vec<u8>| der.len() <= authority.len() + HEAD_MAX_BYTES && der.ends_with(authority);
-        self.authorities.iter().any(is_name)
+        let is_name = |authority: &[u8]| der.len() <= authority.len() + HEAD_MAX_BYTES && der.ends_with(authority);
+        self.anchors.subjects().any(is_name)
     }
 }
 
@@ -145,7 +135,7 @@ impl ServerCertVerifier for Verifier {
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
+        _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         if self.named.iter().any(|named| named == end_entity) {
@@ -153,21 +143,22 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         let issuers = Issuers::of(intermediates)?.certificates;
-        let verified = match &self.chains {
-            Some(chains) => chains.verify_server_cert(end_entity, &issuers, server_name, ocsp_response, now),
-            None => Err(CertificateError::UnknownIssuer.into()),
-        };
+        let usage = KeyUsage::server_auth();
+        let verified = self
+            .anchors
+            .verify(end_entity, &issuers, now, usage, &self.provider, |_| Ok(()));
         verified.map_err(|error| {
             // An authority's certificate that a server uses as its own is one of the other errors.
-            let is_chain = matches!(
-                error,
-                Error::InvalidCertificate(
-                    CertificateError::UnknownIssuer | CertificateError::BadSignature | CertificateError::Other(_)
-                )
-            );
+            let is_chain = match &error {
+                Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => true,
+                Error::InvalidCertificate(CertificateError::Other(error)) => !is_too_long(error),
+                _ => false,
+            };
             let untrusted = is_chain.then(|| self.untrusted(end_entity, intermediates)).flatten();
             untrusted.map_or(error, |why| CertificateError::Other(OtherError(Arc::new(why))).into())
-        })
+        })?;
+        verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

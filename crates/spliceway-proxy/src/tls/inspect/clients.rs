@@ -60,7 +60,7 @@ fn of_file(path: &Path, files: &ClientFiles, subject: Subject) -> Vec<Finding> {
         fine.push(format!("line {line}: the CA {name:?}; its certificate ends at {to}"));
     }
     for crl in files.crls.iter().filter(|crl| crl.file == path) {
-        let (line, name, revoked) = (crl.line, crl.issuer().to_string(), crl.revoked);
+        let (line, name, revoked) = (crl.line, crl.issuer().to_string(), crl.revoked.len());
         let to = clock::rfc3339_seconds(crl.valid.to);
         let noun = if revoked == 1 { "certificate" } else { "certificates" };
         fine.push(format!(

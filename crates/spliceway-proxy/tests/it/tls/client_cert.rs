@@ -5,6 +5,7 @@ mod chains;
 mod changed;
 mod doubts;
 mod header;
+mod revoked;
 mod routes;
 mod users;
 

@@ -87,6 +87,20 @@ fn each_wrong_certificate_has_its_reason_and_its_message() {
 }
 
 #[test]
+fn an_authority_limits_the_authorities_below_it() {
+    let authority = Authority::last("Test CA");
+    let intermediate = authority.intermediate("Middle CA");
+    assert_refused(
+        &intermediate.issue(&["127.0.0.1"]).with(&intermediate),
+        &authority.file(),
+        &[
+            "end=connect_failed:tls_certificate",
+            "an authority of the chain allows fewer certificates of authorities below it (pathlen)",
+        ],
+    );
+}
+
+#[test]
 fn a_whole_chain_and_a_certificate_in_the_file_are_trusted() {
     let authority = Authority::new("Test CA");
     let intermediate = authority.intermediate("Middle CA");

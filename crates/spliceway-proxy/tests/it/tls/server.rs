@@ -51,6 +51,13 @@ impl Authority {
         Self(CertifiedIssuer::signed_by(of_authority(name), KeyPair::generate().unwrap(), &self.0).unwrap())
     }
 
+    /// Returns an authority that allows no other one between it and a server.
+    pub(crate) fn last(name: &str) -> Self {
+        let mut params = of_authority(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
     pub(crate) fn issue(&self, names: &[&str]) -> Issued {
         self.issue_with(names, |_| {})
     }

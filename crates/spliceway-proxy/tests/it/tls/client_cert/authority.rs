@@ -1,9 +1,9 @@
 //! A CA, and what it issues.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
-    SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
+    CrlIssuingDistributionPoint, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
 /// A CA with its own key.
@@ -26,8 +26,10 @@ impl Authority {
 
     /// Returns a CA after a change to its certificate.
     pub(crate) fn changed(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
-        let (params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
+        let (mut params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
         let pem = params.self_signed(&key).unwrap().pem();
+        // It also signs what its certificate does not permit.
+        params.key_usages.clear();
         Self {
             issuer: Issuer::new(params, key),
             pem,
@@ -41,8 +43,10 @@ impl Authority {
 
     /// Returns such a CA after a change to its certificate.
     pub(crate) fn intermediate_changed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
-        let (params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
+        let (mut params, key) = (Self::params(name, change), KeyPair::generate().unwrap());
         let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        // It also signs what its certificate does not permit.
+        params.key_usages.clear();
         Self {
             issuer: Issuer::new(params, key),
             pem,
@@ -97,6 +101,20 @@ impl Authority {
 
     /// Returns such a list with this number.
     pub(crate) fn revoke_again(&self, number: u64, serials: &[u64], year: i32) -> String {
+        self.list(number, serials, year, None)
+    }
+
+    /// Returns such a list for the certificates with this distribution point.
+    pub(crate) fn revoke_at(&self, number: u64, serials: &[u64], point: &str) -> String {
+        let uris = vec![point.to_owned()];
+        let point = CrlIssuingDistributionPoint {
+            distribution_point: CrlDistributionPoint { uris },
+            scope: None,
+        };
+        self.list(number, serials, 2900, Some(point))
+    }
+
+    fn list(&self, number: u64, serials: &[u64], year: i32, point: Option<CrlIssuingDistributionPoint>) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: (*serial).into(),
             revocation_time: date_time_ymd(2001, 1, 1),
@@ -107,7 +125,7 @@ impl Authority {
             this_update: date_time_ymd(2000, 1, 1),
             next_update: date_time_ymd(year, 1, 1),
             crl_number: SerialNumber::from(number),
-            issuing_distribution_point: None,
+            issuing_distribution_point: point,
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
