@@ -12,6 +12,7 @@ use rustls::server::ClientHello;
 use spliceway_protocol::address::Target;
 
 use super::certificate::PairFiles;
+use super::client::Originator;
 use super::server::Terminator;
 use crate::net::stream::Stream;
 
@@ -35,6 +36,10 @@ impl AcmeSettings {
         unreachable!("{REFUSED}")
     }
 
+    pub(crate) fn originator(&self) -> Result<Originator, String> {
+        unreachable!("{REFUSED}")
+    }
+
     pub(crate) fn answer(&self, _: &str, _: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
         unreachable!("{REFUSED}")
     }
@@ -44,7 +49,7 @@ impl AcmeSettings {
 pub(crate) struct StateFolder;
 
 impl StateFolder {
-    pub(crate) fn new(_: PathBuf) -> Result<Self, &'static str> {
+    pub(crate) fn new(_: PathBuf, _: &str) -> Result<Self, &'static str> {
         Err("needs a build with TLS: expected one with the cargo feature `tls`")
     }
 

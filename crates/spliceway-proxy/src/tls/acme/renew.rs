@@ -4,15 +4,10 @@ use std::fmt::Display;
 use std::fs::File;
 use std::future::pending;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -20,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::folder::{Locked, Revocation};
 use super::https::{Connect, Https};
 use super::order;
-use super::schedule::Tries;
+use super::schedule::{Known, Task, Tries};
 use super::settings::AcmeSettings;
 use crate::kit::clock::rfc3339_seconds;
 use crate::tls::certificate::{Pair, PairFiles, Validity};
@@ -38,78 +33,109 @@ const BUSY: Duration = Duration::from_secs(10);
 /// The wait after an error of the folder. No request was sent.
 const UNUSABLE: Duration = Duration::from_secs(60);
 
-/// What a step of the schedule has found.
-enum Step {
-    /// Nothing is due before this time. The last try may have failed, maybe in another process.
-    Wait(SystemTime, Option<String>),
-    /// Another process tries.
-    Busy,
-    Tried(Result<Validity, String>, SystemTime),
-}
-
 /// Renews the certificates of a service.
 #[derive(Clone)]
 struct Renewal {
     settings: AcmeSettings,
     provider: Arc<CryptoProvider>,
     connect: Connect,
+    terminator: Arc<Terminator>,
+    service: &'static str,
+}
+
+/// What the schedule says about a name.
+struct Due {
+    known: Known,
+    task: Task,
+    at: SystemTime,
 }
 
 impl Renewal {
-    /// Returns what is known about tries, and when the next one is due.
-    fn next(&self, name: &str, now: SystemTime) -> io::Result<(Tries, SystemTime)> {
+    /// Returns the certificate of a name that is in force. One that cannot be used is replaced, as
+    /// a missing one.
+    fn in_force(&self, name: &str) -> io::Result<Option<Pair>> {
         let files = self.settings.pair(name);
-        let valid = match File::open(&files.certificate) {
-            // A pair that can be read and is not valid is replaced.
-            Ok(_) => Pair::read(&files, &self.provider).ok().map(|pair| pair.valid),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        let tries = self.settings.folder.tries(name)?;
-        let valid = match self.settings.folder.revocation(name)? {
-            None => valid,
-            // A certificate that is to be revoked is replaced at once.
-            Some(_) => None,
-        };
-        let next = tries.next(&self.settings.directory, valid, now);
-        Ok((tries, next))
+        match File::open(&files.certificate) {
+            Ok(_) => Ok(Pair::read(&files, &self.provider).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn revocation(&self, name: &str, current: Option<&Pair>) -> io::Result<Option<Revocation>> {
+        let current = current.map(|pair| &pair.key.cert[0]);
+        self.settings.folder.revocation(name, current)
+    }
+
+    fn next(&self, name: &str, now: SystemTime) -> io::Result<Due> {
+        let pair = self.in_force(name)?;
+        let revocation = self.revocation(name, pair.as_ref())?;
+        // A certificate that is to be revoked is replaced at once.
+        let valid = pair
+            .filter(|_| revocation != Some(Revocation::Wanted))
+            .map(|pair| pair.valid);
+        let revokes = matches!(revocation, Some(Revocation::Replaced(..)));
+        let known = self.settings.folder.known(name)?;
+        let (task, at) = known.next(valid, revokes, now);
+        Ok(Due { known, task, at })
     }
 
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
     /// stop a try that has begun.
-    async fn step_aside(&self, name: &str) -> io::Result<Step> {
+    async fn step_aside(&self, name: &str) -> io::Result<Option<NextTry>> {
         let (renewal, name, runtime) = (self.clone(), name.to_owned(), Handle::current());
         let step = spawn_blocking(move || runtime.block_on(renewal.step(&name)));
         step.await.map_err(io::Error::other)?
     }
 
-    /// Tries if a certificate is due.
-    async fn step(&self, name: &str) -> io::Result<Step> {
-        let (folder, now) = (&self.settings.folder, SystemTime::now());
-        let (tries, next) = self.next(name, now)?;
-        if next > now {
-            return Ok(Step::Wait(next, tries.why));
+    /// Does what is due, and returns what is next. Returns `None` while another process tries.
+    async fn step(&self, name: &str) -> io::Result<Option<NextTry>> {
+        let now = SystemTime::now();
+        let due = self.next(name, now)?;
+        if due.at > now {
+            return Ok(Some(due.shown(now)));
         }
-        let Some(locked) = folder.lock()? else {
-            return Ok(Step::Busy);
+        let Some(locked) = self.settings.folder.lock()? else {
+            return Ok(None);
         };
         // Another process may have tried before this one had the lock.
         let now = SystemTime::now();
-        let (mut tries, next) = self.next(name, now)?;
-        if next > now {
-            return Ok(Step::Wait(next, tries.why));
+        let due = self.next(name, now)?;
+        if due.at > now {
+            return Ok(Some(due.shown(now)));
         }
-        tries.begin(&self.settings.directory, now, rand::random());
-        folder.set_tries(&locked, name, &tries)?;
+        self.attempt(&locked, name, due).await?;
+        let now = SystemTime::now();
+        Ok(Some(self.next(name, now)?.shown(now)))
+    }
+
+    /// Tries to do what is due.
+    async fn attempt(&self, locked: &Locked, name: &str, due: Due) -> io::Result<()> {
+        let (folder, Due { mut known, task, .. }) = (&self.settings.folder, due);
+        known.tries(task).begin(SystemTime::now(), rand::random());
+        folder.set_known(locked, name, &known)?;
+        folder.remove_answers(locked)?;
         let retry_after = Arc::default();
-        let tried = match timeout(TRY_TIME, self.order(&locked, name, &retry_after)).await {
+        let tried = async {
+            let https = Https {
+                connect: Arc::clone(&self.connect),
+                originator: Arc::new(self.settings.originator()?),
+                retry_after: Arc::clone(&retry_after),
+            };
+            match task {
+                Task::Order => self.issue(locked, name, &https).await.map(Some),
+                Task::Revoke => self.revoke(locked, name, &https).await.map(|()| None),
+            }
+        };
+        let tried = match timeout(TRY_TIME, tried).await {
             Ok(tried) => tried,
             Err(_) => Err(format!("no result within {} s", TRY_TIME.as_secs())),
         };
-        folder.remove_answers(&locked)?;
-        let now = SystemTime::now();
+        folder.remove_answers(locked)?;
+        let (now, tries) = (SystemTime::now(), known.tries(task));
         match &tried {
-            Ok(valid) => tries.succeed(*valid, now),
+            Ok(Some(valid)) => tries.succeed(*valid, now),
+            Ok(None) => *tries = Tries::default(),
             Err(why) => {
                 tries.why = Some(why.clone());
                 if let Some(asked) = *retry_after.lock() {
@@ -117,54 +143,21 @@ impl Renewal {
                 }
             }
         }
-        folder.set_tries(&locked, name, &tries)?;
-        let next = tries.next(&self.settings.directory, tried.as_ref().ok().copied(), now);
-        Ok(Step::Tried(tried, next))
+        folder.set_known(locked, name, &known)?;
+        self.report(name, task, &tried, &known);
+        Ok(())
     }
 
-    /// Orders a certificate and puts it into force, if it fits.
-    async fn order(
-        &self,
-        locked: &Locked,
-        name: &str,
-        retry_after: &Arc<Mutex<Option<SystemTime>>>,
-    ) -> Result<Validity, String> {
+    /// Orders a certificate and puts it into force, if it fits. Keeps the one before if it is to be
+    /// revoked.
+    async fn issue(&self, locked: &Locked, name: &str, https: &Https) -> Result<Validity, String> {
         let folder = &self.settings.folder;
-        folder.remove_answers(locked).map_err(|error| error.to_string())?;
-        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots(self.settings.ca.as_deref())?)
-            .with_no_client_auth();
-        let https = Https {
-            connect: Arc::clone(&self.connect),
-            config: Arc::new(config),
-            retry_after: Arc::clone(retry_after),
-        };
-        let failed = |error: io::Error| error.to_string();
-        let valid = match folder.revocation(name).map_err(failed)? {
-            None => return self.issue(locked, name, &https, false).await,
-            Some(Revocation::Wanted) => self.issue(locked, name, &https, true).await?,
-            // The other certificate is in force since an earlier try.
-            Some(Revocation::Replaced(_)) => self.read(name)?.valid,
-        };
-        if let Some(Revocation::Replaced(old)) = folder.revocation(name).map_err(failed)? {
-            let revoked = order::revoke(&self.settings, locked, &old, &https).await;
-            revoked.map_err(|error| format!("the old certificate is not revoked: {error}"))?;
-            tracing::info!("acme: the old certificate of {name} is revoked");
-        }
-        folder.end_revocation(locked, name).map_err(failed)?;
-        Ok(valid)
-    }
-
-    /// Orders a certificate and puts it into force. If the one before is to be revoked, keeps it.
-    async fn issue(&self, locked: &Locked, name: &str, https: &Https, keeps_old: bool) -> Result<Validity, String> {
-        let folder = &self.settings.folder;
+        let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
+        let failed = |error: io::Error| format!("cannot write to the folder of acme: {error}");
+        folder.adopt_pair(locked, name).map_err(failed)?;
         let issued = order::order(&self.settings, locked, name, https).await;
         let issued = issued.map_err(|error| error.to_string())?;
-        let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
-        let file = folder.write_new_pair(locked, name, &issued);
-        let file = file.map_err(|error| unusable(&error))?;
+        let file = folder.write_new_pair(locked, name, &issued).map_err(failed)?;
         let files = PairFiles {
             certificate: file.clone(),
             key: file,
@@ -173,98 +166,118 @@ impl Renewal {
         if !pair.names.iter().any(|issued| **issued == *name) {
             return Err(unusable(&"it does not have the name"));
         }
-        if keeps_old && let Ok(old) = self.read(name) {
-            let kept = folder.set_replaced(locked, name, &old.key.cert[0]);
-            kept.map_err(|error| error.to_string())?;
+        let old = self.in_force(name).map_err(failed)?;
+        if self.revocation(name, old.as_ref()).map_err(failed)? == Some(Revocation::Wanted) {
+            let kept = match &old {
+                Some(old) => folder.set_replaced(locked, name, &old.key.cert[0]),
+                None => folder.end_revocation(locked, name),
+            };
+            kept.map_err(failed)?;
         }
-        let used = folder.use_new_pair(locked, name);
-        used.map_err(|error| unusable(&error))?;
+        folder.use_new_pair(locked, name).map_err(failed)?;
         Ok(pair.valid)
     }
 
-    /// Reads the certificate that is in force.
-    fn read(&self, name: &str) -> Result<Pair, String> {
-        Pair::read(&self.settings.pair(name), &self.provider).map_err(|bad| bad.to_string())
+    /// Revokes the certificate before the one in force, unless it has expired.
+    async fn revoke(&self, locked: &Locked, name: &str, https: &Https) -> Result<(), String> {
+        let failed = |error: io::Error| format!("cannot use the folder of acme: {error}");
+        let current = self.in_force(name).map_err(failed)?;
+        let revocation = self.revocation(name, current.as_ref()).map_err(failed)?;
+        let result = match revocation {
+            Some(Revocation::Replaced(old, expires)) if expires > SystemTime::now() => {
+                let revoked = order::revoke(&self.settings, locked, &old, https).await;
+                revoked.map_err(|error| error.to_string())?;
+                "is revoked"
+            }
+            _ => "has expired, so it is not revoked",
+        };
+        self.settings.folder.end_revocation(locked, name).map_err(failed)?;
+        tracing::info!(service = self.service, "acme: the old certificate of {name} {result}");
+        Ok(())
+    }
+
+    /// Counts orders, and writes the result of a try to the log.
+    fn report(&self, name: &str, task: Task, tried: &Result<Option<Validity>, String>, known: &Known) {
+        let service = self.service;
+        if task == Task::Order {
+            self.terminator.counts().tried(tried.is_ok());
+        }
+        match (task, tried) {
+            (_, Ok(Some(valid))) => {
+                let next = rfc3339_seconds(known.order.next(Some(*valid), SystemTime::now()));
+                let until = rfc3339_seconds(valid.to);
+                tracing::info!(
+                    service,
+                    "acme: {name} has a certificate until {until}, and renews it at {next}"
+                );
+            }
+            (_, Ok(None)) => {}
+            (Task::Order, Err(why)) => {
+                let next = rfc3339_seconds(known.order.not_before());
+                tracing::error!(
+                    service,
+                    "acme: no new certificate for {name}: {why}. The next try is at {next}. An old certificate, if \
+                     there is one, stays in force"
+                );
+            }
+            (Task::Revoke, Err(why)) => {
+                let next = rfc3339_seconds(known.revocation.not_before());
+                tracing::error!(
+                    service,
+                    "acme: the old certificate of {name} is not revoked: {why}. The next try is at {next}"
+                );
+            }
+        }
+    }
+}
+
+impl Due {
+    /// Returns what the operator sees: what is next, and why the last try failed, maybe in another
+    /// process.
+    fn shown(self, now: SystemTime) -> NextTry {
+        NextTry {
+            at: self.at.max(now),
+            why: self.known.order.why.or(self.known.revocation.why),
+        }
     }
 }
 
 /// Keeps the certificates of a service valid. Never returns.
 pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service: &'static str) {
-    let Some(settings) = terminator.acme() else {
+    let Some(settings) = terminator.acme().cloned() else {
         return pending().await;
     };
     let renewal = Renewal {
-        settings: settings.clone(),
+        settings,
         provider: provider(),
         connect,
+        terminator: Arc::clone(&terminator),
+        service,
     };
     loop {
         let now = SystemTime::now();
-        let mut next = now + LOOK_AGAIN;
-        for name in &settings.names {
-            let (at, why) = match renewal.step_aside(name).await {
-                Ok(Step::Wait(at, why)) => (at, why),
-                Ok(Step::Busy) => {
-                    next = next.min(now + BUSY);
+        let mut earliest = now + LOOK_AGAIN;
+        for name in &renewal.settings.names {
+            let next = match renewal.step_aside(name).await {
+                Ok(Some(next)) => next,
+                Ok(None) => {
+                    earliest = earliest.min(now + BUSY);
                     continue;
-                }
-                Ok(Step::Tried(tried, at)) => {
-                    terminator.counts().tried(tried.is_ok());
-                    report(service, name, &tried, at);
-                    (at, tried.err())
                 }
                 Err(error) => {
                     let why = format!("cannot use the folder for {name}: {error}");
                     tracing::error!(service, "acme: {why}");
-                    (now + UNUSABLE, Some(why))
+                    NextTry {
+                        at: now + UNUSABLE,
+                        why: Some(why),
+                    }
                 }
             };
-            terminator.counts().will_try(name, NextTry { at, why });
-            next = next.min(at);
+            earliest = earliest.min(next.at);
+            terminator.counts().will_try(name, next);
         }
-        let wait = next.duration_since(SystemTime::now()).unwrap_or_default();
+        let wait = earliest.duration_since(SystemTime::now()).unwrap_or_default();
         // A second more than needed, because times in the folder have whole seconds.
         sleep(wait + Duration::from_secs(1)).await;
     }
-}
-
-fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, next: SystemTime) {
-    let next = rfc3339_seconds(next);
-    match tried {
-        Ok(valid) => {
-            let until = rfc3339_seconds(valid.to);
-            tracing::info!(
-                service,
-                "acme: {name} has a certificate until {until}, and renews it at {next}"
-            );
-        }
-        Err(why) => tracing::error!(
-            service,
-            "acme: no new certificate for {name}: {why}. The next try is at {next}. An old certificate, if there is \
-             one, stays in force"
-        ),
-    }
-}
-
-/// Returns the authorities of a file, or those of the system.
-fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let Some(file) = ca else {
-        let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs);
-        if roots.is_empty() {
-            return Err("the system has no certificates of authorities: install the package ca-certificates".into());
-        }
-        return Ok(roots);
-    };
-    let bad = |error: &dyn Display| format!("cannot use acme_ca {}: {error}", file.display());
-    let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| bad(&error))?;
-        roots.add(certificate).map_err(|error| bad(&error))?;
-    }
-    if roots.is_empty() {
-        return Err(bad(&"it has no certificate"));
-    }
-    Ok(roots)
 }
