@@ -5,26 +5,27 @@ mod finding;
 mod loopback;
 mod machine;
 mod more;
+mod notes;
 mod pipes;
 mod report;
 mod sockets;
-mod tls;
 mod transparent;
 
 use std::io;
 use std::process::ExitCode;
 
 use finding::{Check, Finding, Section, Verdict};
-use report::{Report, Subject};
+use report::Report;
 
-pub use tls::{Mark, Note, report_tls};
+pub use notes::{Mark, Note, report_notes};
+pub use report::{Form, Subject};
 pub use transparent::Way;
 
 /// What the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoctorCommand {
-    /// Print JSON.
-    pub json: bool,
+    /// How to print the report.
+    pub form: Form,
     /// Also use up the pipe pages of this user for a moment.
     pub exhaust: bool,
     /// Check what transparent proxying needs, instead of zero copy.
@@ -46,7 +47,7 @@ pub fn run(command: DoctorCommand, sessions: usize) -> io::Result<ExitCode> {
         }
         None => (Subject::ZeroCopy, sections(command.exhaust, sessions).into()),
     };
-    let mut report = Report::begin(command.json, subject);
+    let mut report = Report::new(subject);
     for section in sections {
         report.section(section.title);
         for check in section.checks {
@@ -58,7 +59,7 @@ pub fn run(command: DoctorCommand, sessions: usize) -> io::Result<ExitCode> {
             report.add((check.name, check.title, check.decides), finding);
         }
     }
-    Ok(match report.end()? {
+    Ok(match report.print(command.form)? {
         Verdict::Ok => ExitCode::SUCCESS,
         Verdict::CannotTell | Verdict::Differs => ExitCode::FAILURE,
     })

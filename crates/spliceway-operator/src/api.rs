@@ -324,6 +324,29 @@ pub struct SessionView {
     pub fallback_down: Option<String>,
 }
 
+/// All services.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServiceList {
+    pub services: Vec<ListedService>,
+}
+
+/// One service, and where its table is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListedService {
+    pub name: String,
+    /// `memory`, `own-file` (a file that changes of the service replace), `file` (of the operator),
+    /// or `command-line`.
+    pub place: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The version of the table.
+    pub etag: String,
+    /// The keys of a table `[[service]]`.
+    pub table: serde_json::Value,
+}
+
 /// An answer without data: what was done, or what is wrong.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {

@@ -2,7 +2,7 @@
 
 mod action;
 mod args;
-mod doctor_tls;
+mod doctor;
 mod generated;
 mod hash_password;
 mod print;
@@ -17,14 +17,14 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
-use spliceway_lab::doctor::{DoctorCommand, Way};
 use spliceway_operator as operator;
 use spliceway_protocol::address::ListenRange;
 
 use crate::settings::config::{Config, KindArg, admin_path};
-use crate::settings::{Origin, Source, settle, tls_files};
+use crate::settings::{Given, Origin, Source, settle};
 use action::Action;
 use args::ServiceArgs;
+use doctor::DoctorArgs;
 use user::UserCommand;
 
 #[cfg(test)]
@@ -179,6 +179,13 @@ Examples:
 The other lines of the file stay as they are. A running program reads the file
 again at `spliceway reload` or SIGHUP.";
 
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  spliceway doctor                             does zero copy work here?
+  spliceway doctor -v                          every check with its details
+  spliceway doctor -c main.toml                will this configuration work?
+  spliceway doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
+
 const BENCH_EXAMPLES: &str = "\
 Examples:
   spliceway bench --quick                      in 20 seconds
@@ -309,23 +316,11 @@ enum Command {
         #[arg(value_parser = user::name)]
         name: Option<String>,
     },
-    /// Try on this machine what zero copy needs. The exit code is 0 if zero copy works
-    Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// Also use up the pipe pages of this user for a moment, to see what happens then
-        #[arg(long)]
-        exhaust: bool,
-        /// Check what transparent proxying needs, instead of zero copy. The exit code is 0 if
-        /// nothing is missing
-        #[arg(long, value_name = "WAY", conflicts_with = "exhaust")]
-        transparent: Option<Way>,
-        /// Check the certificates of this configuration, instead of zero copy. The exit code is 0
-        /// without a fault
-        #[arg(long, value_name = "PATH", conflicts_with_all = ["exhaust", "transparent"])]
-        tls: Option<PathBuf>,
-    },
+    /// Try on this machine what zero copy needs, or what a configuration needs
+    ///
+    /// The exit code is 0 if zero copy works, or if the configuration has no fault.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
     /// Compare splice with copies on this machine: rate, CPU time and latency
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchCommand),
@@ -434,22 +429,7 @@ impl Cli {
             Some(Command::Upgrade(socket)) => socket.operate(operator::Command::Upgrade),
             Some(Command::Top(socket)) => socket.operate(operator::Command::Top),
             Some(Command::Status { socket, json }) => socket.operate(operator::Command::Status { json }),
-            Some(Command::Doctor {
-                json, tls: Some(path), ..
-            }) => {
-                let services = tls_files(&path).map_err(Refused::Files)?;
-                Ok(Action::DoctorTls(json, services))
-            }
-            Some(Command::Doctor {
-                json,
-                exhaust,
-                transparent,
-                tls: None,
-            }) => Ok(Action::Doctor(DoctorCommand {
-                json,
-                exhaust,
-                transparent,
-            })),
+            Some(Command::Doctor(arguments)) => Ok(Action::Doctor(arguments)),
             Some(Command::Bench(command)) => Ok(Action::Bench(Box::new(command))),
             Some(Command::BenchRelay(command)) => Ok(Action::BenchRelay(command)),
             Some(Command::Completions { shell }) => Ok(Action::Print(generated::completions(Self::command(), shell))),
@@ -459,12 +439,14 @@ impl Cli {
             }),
             Some(Command::Run(config)) => {
                 let source = Source::Files(config.path());
-                let settings = source.settings().map_err(Refused::Files)?;
+                let settings = source.settings(Given::default()).map_err(Refused::Files)?;
                 Ok(Action::Serve(Box::new(settings), source))
             }
             Some(Command::Check(config)) => {
                 let config = config.path();
-                let settings = Source::Files(config.clone()).settings().map_err(Refused::Files)?;
+                let settings = Source::Files(config.clone())
+                    .settings(Given::default())
+                    .map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
             Some(Command::Schema) => Ok(Action::Print(print::schema())),
@@ -477,13 +459,13 @@ impl Cli {
                         "expected the flags of a service after print-config".to_owned(),
                     ));
                 };
-                settle(&config, &Origin::CommandLine).map_err(Refused::Usage)?;
+                settle(&config, Origin::CommandLine).map_err(Refused::Usage)?;
                 Ok(Action::Print(print::toml(config)))
             }
             _ => {
                 let config = self.config().expect("every other command serves");
                 let source = Source::CommandLine(Box::new(config));
-                let settings = source.settings().map_err(Refused::Usage)?;
+                let settings = source.settings(Given::default()).map_err(Refused::Usage)?;
                 Ok(Action::Serve(Box::new(settings), source))
             }
         }

@@ -55,6 +55,9 @@ pub(crate) struct Metrics {
     /// The reloads that are in force, and those that were refused.
     reloaded: AtomicU64,
     refused: AtomicU64,
+    /// The upgrades that this process has taken over by, and those that it could not hand over by.
+    upgraded: AtomicU64,
+    not_upgraded: AtomicU64,
     admission: Arc<Admission>,
     accounts: Arc<Accounts>,
     /// The traffic of each service that has series.
@@ -77,6 +80,8 @@ impl Metrics {
             accept_errors: Mutex::default(),
             reloaded: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            upgraded: AtomicU64::new(0),
+            not_upgraded: AtomicU64::new(0),
             admission,
             accounts,
             traffic: AllTraffic::default(),
@@ -89,7 +94,6 @@ impl Metrics {
 
     /// Returns the traffic of the service with this name. A name that still has series continues.
     pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
-        self.sweep();
         self.traffic.of_service(service)
     }
 
@@ -111,6 +115,7 @@ impl Metrics {
     /// Records the balancers of the services that run from now on.
     pub(crate) fn balance(&self, balancers: Vec<Arc<Balancer>>) {
         *self.balancers.lock() = balancers;
+        self.sweep();
     }
 
     /// Cancels all running relays and associations of all services, and returns their number. See
@@ -121,6 +126,13 @@ impl Metrics {
 
     pub(crate) fn reloaded(&self, is_in_force: bool) {
         let count = if is_in_force { &self.reloaded } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that this process has taken over from another one, or that its own hand-over has
+    /// failed. So each upgrade counts once.
+    pub(crate) fn upgraded(&self, is_done: bool) {
+        let count = if is_done { &self.upgraded } else { &self.not_upgraded };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -220,6 +232,9 @@ impl Metrics {
         for (result, count) in [("ok", &self.reloaded), ("refused", &self.refused)] {
             counters.add("reloads", &[("result", result)], count.load(Ordering::Relaxed));
         }
+        for (result, count) in [("ok", &self.upgraded), ("failed", &self.not_upgraded)] {
+            counters.add("upgrades", &[("result", result)], count.load(Ordering::Relaxed));
+        }
         let (earlier, since) = &*self.earlier.lock();
         let is_late = since.is_some_and(|since| since.elapsed() >= KEPT_FOR);
         let services: Vec<_> = self.traffic.all().iter().map(|traffic| traffic.service()).collect();
@@ -297,6 +312,8 @@ mod tests {
             r#"spliceway_log_reopens_total{result="failed"} 0"#,
             r#"spliceway_reloads_total{result="ok"} 0"#,
             r#"spliceway_reloads_total{result="refused"} 1"#,
+            r#"spliceway_upgrades_total{result="ok"} 0"#,
+            r#"spliceway_upgrades_total{result="failed"} 0"#,
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
             r#"spliceway_pool_total{event="denied_emfile"} 0"#,

@@ -2,6 +2,7 @@
 
 pub(crate) mod adopted;
 pub(crate) mod datagrams;
+pub(crate) mod holder;
 pub(crate) mod hops;
 pub(crate) mod listener;
 pub(crate) mod outgoing;

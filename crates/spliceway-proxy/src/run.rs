@@ -1,5 +1,6 @@
 //! The lifetime of the program: start, reload, hand-over, drain, signals.
 
+mod change;
 mod drain;
 mod handover;
 mod instance;

@@ -3,9 +3,11 @@
 mod acme;
 mod backends;
 mod chains;
+mod change;
 pub(crate) mod config;
 mod distinct;
 pub(crate) mod exposure;
+pub(crate) mod given;
 mod origin;
 mod program;
 mod service;
@@ -18,6 +20,8 @@ mod udp;
 mod user_limits;
 mod users;
 
+pub(crate) use change::{Change, Changed, Condition, Edit, FileChange, Place, Refused, Shown};
+pub(crate) use given::Given;
 pub(crate) use origin::Origin;
 pub(crate) use program::{SessionSettings, Settings};
 pub(crate) use service::{AcceptProxy, HostUsers, Kind, ServiceSettings, UserTargets};

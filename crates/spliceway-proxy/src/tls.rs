@@ -32,6 +32,7 @@ pub(crate) mod folder;
 pub(crate) mod inspect;
 mod issuers;
 pub(crate) mod names;
+mod ocsp;
 mod pem;
 pub(crate) mod server;
 mod shared_keys;
@@ -39,6 +40,7 @@ mod stamp;
 mod ticket_file;
 pub(crate) mod tickets;
 mod verifier;
+mod watched;
 
 /// Whether this build has the cryptography of TLS.
 pub(crate) const IS_SUPPORTED: bool = cfg!(feature = "tls");

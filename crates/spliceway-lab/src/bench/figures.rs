@@ -1,10 +1,12 @@
 //! The rows of the result: a figure for each contender, and a ratio with what is certain about it.
 
+use std::cmp::Ordering;
+
 use serde::Serialize;
 use spliceway_load::{Estimate, bootstrap, lower_half, typical, upper_half};
 
 use super::measurement::{Figure, Kind};
-use super::run::{Field, Measured, Run};
+use super::run::{DIRECT, Field, Measured, Run};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -37,6 +39,18 @@ pub(super) struct Row {
     /// The A/A control: the second run of the subject relative to the first.
     pub(super) control: Option<f64>,
     pub(super) verdict: Verdict,
+    /// The best contender beside the subject, if it is not the reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) best_alternative: Option<Alternative>,
+}
+
+/// A relay that could be used instead of the subject.
+#[derive(Debug, Serialize)]
+pub(super) struct Alternative {
+    pub(super) contender: String,
+    /// The subject relative to it.
+    pub(super) ratio: Estimate,
+    pub(super) verdict: Verdict,
 }
 
 #[derive(Debug, Serialize)]
@@ -53,6 +67,25 @@ pub(super) struct Compared<'a> {
     pub(super) reference: usize,
     pub(super) subject: usize,
     pub(super) control: usize,
+}
+
+impl Compared<'_> {
+    /// Returns the best relay beside the subject, by these values of all contenders in their order.
+    fn best_alternative(&self, values: &[Value], figure: Figure) -> Option<usize> {
+        let value = |at: usize| Some(values.get(at)?.estimate?.value);
+        let is_relay = |at: &usize| *at != self.subject && self.names[*at] != DIRECT && value(*at).is_some();
+        let mut relays: Vec<usize> = (0..values.len()).filter(is_relay).collect();
+        relays.sort_by(|one, other| {
+            let (one, other) = (value(*one), value(*other));
+            let order = one.partial_cmp(&other).unwrap_or(Ordering::Equal);
+            if figure.is_more_better() {
+                order.reverse()
+            } else {
+                order
+            }
+        });
+        relays.first().copied()
+    }
 }
 
 /// Returns the rows of a measurement.
@@ -123,10 +156,23 @@ impl Row {
             estimate: bootstrap(rounds(at), |some| finite(of(at, some)?)),
         });
         let control = ratio(compared.control, compared.subject).map(|ratio| ratio.value);
-        let samples = rounds(compared.subject).min(rounds(compared.reference));
-        let ratio = ratio(compared.subject, compared.reference)
-            .zip(control)
-            .map(|(ratio, control)| widened(ratio, samples, control));
+        let against = |to: usize| {
+            let samples = rounds(compared.subject).min(rounds(to));
+            let ratio = ratio(compared.subject, to).zip(control);
+            ratio.map(|(ratio, control)| widened(ratio, samples, control))
+        };
+        let values: Vec<_> = values.collect();
+        let best = compared.best_alternative(&values, figure);
+        let best = best.filter(|best| *best != compared.reference);
+        let best_alternative = best.and_then(|best| {
+            let ratio = against(best)?;
+            Some(Alternative {
+                contender: compared.names[best].to_owned(),
+                verdict: verdict(Some(ratio), control, figure),
+                ratio,
+            })
+        });
+        let ratio = against(compared.reference);
         Self {
             measurement,
             size,
@@ -134,7 +180,8 @@ impl Row {
             label,
             figure: figure.name(),
             unit: figure.unit(),
-            values: values.collect(),
+            values,
+            best_alternative,
             verdict: verdict(ratio, control, figure),
             ratio,
             control,
@@ -230,6 +277,37 @@ mod tests {
         let [few, many] = [3, 100].map(|rounds| widened(ratio, rounds, 1.0));
         assert!(few.low < many.low && many.low < ratio.low, "{few:?}, {many:?}");
         assert!(few.high > 0.75 && many.high < 0.61, "{few:?}, {many:?}");
+    }
+
+    #[test]
+    fn the_best_relay_beside_the_subject_is_named_unless_it_is_the_reference() {
+        let row = |figure, values: [f64; 5]| {
+            let compared = Compared {
+                names: vec![DIRECT, "tokio", "tuned", "splice", "splice again"],
+                reference: 1,
+                subject: 3,
+                control: 4,
+            };
+            let of = |contender: usize, _: &[usize]| Some(values[contender]);
+            Row::new(
+                (Kind::Bulk, None),
+                (String::new(), String::new()),
+                figure,
+                &compared,
+                |_| 4,
+                of,
+            )
+        };
+        let best = |row: Row| {
+            let best = row.best_alternative?;
+            Some((best.contender, best.verdict, (best.ratio.value * 100.0).round()))
+        };
+        let tuned = "tuned".to_owned();
+        let cheaper = row(Figure::CpuPerGib, [0.1, 4.0, 2.0, 1.0, 1.0]);
+        assert_eq!(best(cheaper), Some((tuned.clone(), Verdict::Better, 50.0)));
+        let faster = row(Figure::Rate, [9.0, 1.0, 4.0, 2.0, 2.0]);
+        assert_eq!(best(faster), Some((tuned, Verdict::Worse, 50.0)));
+        assert_eq!(best(row(Figure::CpuPerGib, [0.1, 2.0, 4.0, 1.0, 1.0])), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
-use super::figures::{Row, Verdict};
+use super::figures::{Alternative, Row, Verdict};
 use super::measurement::{Figure, Kind};
 use super::run::{Field, Measured};
 use crate::report::{System, wrapped};
@@ -194,17 +194,35 @@ impl Report {
             _ => "latency (p50)",
         };
         let title = row.title.split(':').next().unwrap_or_default();
-        match (row.verdict, row.ratio) {
+        let sentence = match (row.verdict, row.ratio) {
             (Verdict::Better | Verdict::Worse, Some(ratio)) => {
                 format!(
                     "{title}: {subject} has {} times the {what} of {reference}.",
                     number(ratio.value)
                 )
             }
-            (Verdict::NoDifference, _) => format!("{title}: no difference in {what} was found."),
-            (Verdict::TooNoisy, _) => format!("{title}: too noisy to tell the {what}."),
-            _ => format!("{title}: the {what} could not be measured."),
-        }
+            (Verdict::NoDifference, _) => format!("{title}: no difference in {what} to {reference} was found."),
+            (Verdict::TooNoisy, _) => return format!("{title}: too noisy to tell the {what}."),
+            _ => return format!("{title}: the {what} could not be measured."),
+        };
+        let best = row.best_alternative.as_ref();
+        sentence + &best.map(|best| self.best(best, subject)).unwrap_or_default()
+    }
+
+    /// Returns what the best other relay is, and how the subject compares with it.
+    fn best(&self, best: &Alternative, subject: &str) -> String {
+        let Alternative {
+            contender,
+            ratio,
+            verdict,
+        } = best;
+        let is = self.contenders.iter().find(|named| named.name == *contender);
+        let is = is.map_or("", |named| &*named.is);
+        let found = match verdict {
+            Verdict::Better | Verdict::Worse => format!("{subject} has {} times its figure", number(ratio.value)),
+            _ => "no difference was found".to_owned(),
+        };
+        format!(" The best alternative is {contender} ({is}): {found}.")
     }
 }
 

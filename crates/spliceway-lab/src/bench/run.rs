@@ -18,6 +18,9 @@ const QUIET: Duration = Duration::from_millis(20);
 /// A relay elsewhere that opens connections for longer than this serves others too.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The name of the way without a relay.
+pub(super) const DIRECT: &str = "direct";
+
 /// A way from the client to the server.
 pub(super) struct Contender {
     pub(super) name: String,
@@ -33,7 +36,7 @@ enum Way {
 
 impl Contender {
     pub(super) fn direct() -> Self {
-        let (name, way) = ("direct".to_owned(), Way::Direct);
+        let (name, way) = (DIRECT.to_owned(), Way::Direct);
         Self { name, way }
     }
 

@@ -73,6 +73,9 @@ pub(super) struct Finding {
     /// A command or a setting that helps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
+    /// Whether the operator should know it, although nothing is wrong.
+    #[serde(skip)]
+    pub(super) is_remark: bool,
 }
 
 impl Finding {
@@ -90,6 +93,7 @@ impl Finding {
             observed: observed.into(),
             consequence: String::new(),
             advice: None,
+            is_remark: false,
         }
     }
 
@@ -105,7 +109,13 @@ impl Finding {
             observed: reason.into(),
             consequence: String::new(),
             advice: None,
+            is_remark: false,
         }
+    }
+
+    /// Returns whether a short report shows the finding.
+    pub(super) fn needs_attention(&self) -> bool {
+        self.verdict != Verdict::Ok || self.is_remark
     }
 
     /// Adds what follows if the check is as expected, and if it differs.

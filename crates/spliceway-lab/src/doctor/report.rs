@@ -1,4 +1,4 @@
-//! Prints findings, as text of at most 80 columns or as JSON.
+//! Prints findings, as text of at most 80 columns or as JSON. The verdict comes first.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -13,21 +13,34 @@ use crate::report::{System, wrapped};
 const INDENT: usize = 13;
 
 /// What the checks are about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Subject {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// Whether splice moves bytes on this machine.
     ZeroCopy,
+    /// Whether a firewall can send connections to a proxy on this machine.
     Transparent,
+    /// The certificates of a configuration.
     Tls,
+    /// What a configuration needs of this machine.
+    Configuration,
+}
+
+/// How to print a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The verdict, what is wrong, and a line for each section.
+    Short,
+    /// The verdict, and every check with its details.
+    Long,
+    /// Every check, for programs.
+    Json,
 }
 
 /// The checks so far.
 pub(super) struct Report {
-    is_json: bool,
     subject: Subject,
     section: Cow<'static, str>,
     entries: Vec<Entry>,
-    /// The first error of standard output.
-    failed: Option<io::Error>,
 }
 
 #[derive(Serialize)]
@@ -56,40 +69,32 @@ struct Document<'a> {
     /// Whether the certificates have no fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<Option<bool>>,
+    /// Whether the configuration will work here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    configuration: Option<Option<bool>>,
     checks: &'a [Entry],
 }
 
 impl Report {
-    pub(super) fn begin(is_json: bool, subject: Subject) -> Self {
-        let mut report = Self {
-            is_json,
+    pub(super) fn new(subject: Subject) -> Self {
+        Self {
             subject,
             section: "".into(),
             entries: Vec::new(),
-            failed: None,
-        };
-        let System { kernel, machine, user } = System::here();
-        let version = env!("CARGO_PKG_VERSION");
-        report.print(&format!("spliceway {version}, Linux {kernel} {machine}, user {user}\n"));
-        report
+        }
     }
 
     /// Begins a section.
     pub(super) fn section(&mut self, title: impl Into<Cow<'static, str>>) {
         self.section = title.into();
-        let bold = Style::new().bold();
-        self.print(&format!("\n{bold}{}{bold:#}\n", self.section));
     }
 
     pub(super) fn add(&mut self, check: (&'static str, impl Into<Cow<'static, str>>, bool), finding: Finding) {
-        let (name, title, decides) = check;
-        let title = title.into();
-        let word = self.subject.word(finding.verdict, decides);
-        self.print(&shown(word, name, &title, &finding));
+        let (check, title, decides) = check;
         self.entries.push(Entry {
             section: self.section.clone(),
-            check: name,
-            title,
+            check,
+            title: title.into(),
             decides,
             finding,
         });
@@ -102,42 +107,119 @@ impl Report {
             .any(|entry| entry.check == check && entry.finding.verdict == Verdict::Ok)
     }
 
-    /// Prints and returns the verdict on the subject.
+    /// Prints the report, and returns the verdict on the subject.
     ///
     /// # Errors
     /// Returns the first error of standard output.
-    pub(super) fn end(mut self) -> io::Result<Verdict> {
+    pub(super) fn print(&self, form: Form) -> io::Result<Verdict> {
         let decisive = self.entries.iter().filter(|entry| entry.decides);
         let verdict = decisive.map(|entry| entry.finding.verdict).max().unwrap_or(Verdict::Ok);
+        match form {
+            Form::Json => io::stdout().write_all(self.json(verdict)?.as_bytes())?,
+            // Styles appear on a terminal only, and not if NO_COLOR is set.
+            Form::Short => anstream::stdout().write_all((self.head(verdict) + &self.short()).as_bytes())?,
+            Form::Long => anstream::stdout().write_all((self.head(verdict) + &self.long()).as_bytes())?,
+        }
+        Ok(verdict)
+    }
+
+    fn json(&self, verdict: Verdict) -> io::Result<String> {
+        let System { kernel, machine, user } = System::here();
+        let answer = match verdict {
+            Verdict::Ok => Some(true),
+            Verdict::CannotTell => None,
+            Verdict::Differs => Some(false),
+        };
+        let answer_to = |subject| (self.subject == subject).then_some(answer);
+        let document = Document {
+            version: env!("CARGO_PKG_VERSION"),
+            kernel: &kernel,
+            machine: &machine,
+            user,
+            zero_copy: answer_to(Subject::ZeroCopy),
+            transparent: answer_to(Subject::Transparent),
+            tls: answer_to(Subject::Tls),
+            configuration: answer_to(Subject::Configuration),
+            checks: &self.entries,
+        };
+        Ok(serde_json::to_string_pretty(&document)? + "\n")
+    }
+
+    /// Returns the verdict, and the system that it is about.
+    fn head(&self, verdict: Verdict) -> String {
+        let colour = colour(verdict).bold();
+        let text = wrapped(&self.verdict(verdict), 0);
+        let System { kernel, machine, user } = System::here();
+        let version = env!("CARGO_PKG_VERSION");
+        format!("{colour}{text}{colour:#}\nspliceway {version}, Linux {kernel} {machine}, user {user}\n")
+    }
+
+    /// Returns what needs attention, and how many checks of each section do not.
+    fn short(&self) -> String {
+        let mut text = "\n".to_owned();
+        for entry in self.entries.iter().filter(|entry| entry.finding.needs_attention()) {
+            text += &shown_in_short(self.subject.word(entry), entry);
+        }
+        for (title, entries) in self.sections() {
+            let fine = entries.iter().filter(|entry| !entry.finding.needs_attention()).count();
+            if fine > 0 {
+                let style = colour(Verdict::Ok);
+                let checks = if entries.len() == 1 { "check" } else { "checks" };
+                text += &format!("{style}{:<INDENT$}{style:#}", "ok");
+                text += &format!("{title}: {fine} of {} {checks}\n", entries.len());
+            }
+        }
+        text + "\n`-v` shows every check, and `--json` is for programs.\n"
+    }
+
+    fn long(&self) -> String {
+        let mut text = String::new();
+        for (title, entries) in self.sections() {
+            let bold = Style::new().bold();
+            text += &format!("\n{bold}{title}{bold:#}\n");
+            for entry in entries {
+                text += &shown(self.subject.word(entry), entry);
+            }
+        }
+        text
+    }
+
+    /// Returns the checks of each section.
+    fn sections(&self) -> impl Iterator<Item = (&str, &[Entry])> {
+        let chunks = self.entries.chunk_by(|one, next| one.section == next.section);
+        chunks.map(|entries| (&*entries[0].section, entries))
+    }
+
+    /// Returns the verdict as text.
+    fn verdict(&self, verdict: Verdict) -> String {
         let names = |is_named: &dyn Fn(&Entry) -> bool| {
             let named = self.entries.iter().filter(|entry| is_named(entry));
-            named.map(|entry| entry.check).collect::<Vec<_>>().join(", ")
+            let mut names: Vec<_> = named.map(|entry| entry.check).collect();
+            names.dedup();
+            names.join(", ")
         };
         let decided = names(&|entry| entry.decides && entry.finding.verdict == verdict);
-        let text = match verdict {
-            Verdict::Ok if self.subject == Subject::Transparent => {
-                "Nothing is missing here for transparent proxying.".to_owned()
-            }
-            Verdict::CannotTell if self.subject == Subject::Transparent => {
+        let has_warnings = self
+            .entries
+            .iter()
+            .any(|entry| entry.finding.verdict == Verdict::Differs);
+        let with_warnings = |text: &str| format!("{text}{}", if has_warnings { " See the warnings." } else { "" });
+        match (self.subject, verdict) {
+            (Subject::Transparent, Verdict::Ok) => "Nothing is missing here for transparent proxying.".to_owned(),
+            (Subject::Transparent, Verdict::CannotTell) => {
                 format!("The checks cannot tell whether something is missing here. See {decided}.")
             }
-            Verdict::Differs if self.subject == Subject::Transparent => {
+            (Subject::Transparent, Verdict::Differs) => {
                 format!("Something is missing here for transparent proxying. See {decided}.")
             }
-            Verdict::Ok if self.subject == Subject::Tls => {
-                let warned = names(&|entry| entry.finding.verdict == Verdict::Differs);
-                let has = if self.entries.is_empty() {
-                    "No service uses TLS."
-                } else {
-                    "The certificates have no fault."
-                };
-                let see = if warned.is_empty() { "" } else { " See the warnings." };
-                format!("{has}{see}")
+            (Subject::Tls, Verdict::Ok) if self.entries.is_empty() => "No service uses TLS.".to_owned(),
+            (Subject::Tls, Verdict::Ok) => with_warnings("The files of TLS have no fault."),
+            (Subject::Tls, _) => {
+                "There is a fault, because of which the program or its peers refuse something.".to_owned()
             }
-            Verdict::CannotTell | Verdict::Differs if self.subject == Subject::Tls => {
-                "A certificate has a fault, so that the program or its clients refuse it.".to_owned()
-            }
-            Verdict::Ok => {
+            (Subject::Configuration, Verdict::Ok) => with_warnings("This configuration works here."),
+            (Subject::Configuration, _) => format!("This configuration does not work here. See {decided}."),
+            (Subject::ZeroCopy, Verdict::Ok) => {
                 let differ = names(&|entry| entry.finding.verdict == Verdict::Differs);
                 let undecided = names(&|entry| entry.finding.verdict == Verdict::CannotTell);
                 let mut text = "Zero copy works here.".to_owned();
@@ -149,39 +231,12 @@ impl Report {
                 }
                 text
             }
-            Verdict::CannotTell => format!("The checks cannot tell whether zero copy works here. See {decided}."),
-            Verdict::Differs => format!("Zero copy does not work here, so relays copy. See {decided}."),
-        };
-        let colour = colour(verdict).bold();
-        self.print(&format!("\n{colour}{}{colour:#}\n", wrapped(&text, 0)));
-        if self.is_json {
-            let System { kernel, machine, user } = System::here();
-            let answer = match verdict {
-                Verdict::Ok => Some(true),
-                Verdict::CannotTell => None,
-                Verdict::Differs => Some(false),
-            };
-            let document = Document {
-                version: env!("CARGO_PKG_VERSION"),
-                kernel: &kernel,
-                machine: &machine,
-                user,
-                zero_copy: (self.subject == Subject::ZeroCopy).then_some(answer),
-                transparent: (self.subject == Subject::Transparent).then_some(answer),
-                tls: (self.subject == Subject::Tls).then_some(answer),
-                checks: &self.entries,
-            };
-            let mut text = serde_json::to_string_pretty(&document)?;
-            text.push('\n');
-            io::stdout().write_all(text.as_bytes())?;
-        }
-        self.failed.map_or(Ok(verdict), Err)
-    }
-
-    /// Prints text for people. Styles appear on a terminal only, and not if NO_COLOR is set.
-    fn print(&mut self, text: &str) {
-        if !self.is_json && self.failed.is_none() {
-            self.failed = anstream::stdout().write_all(text.as_bytes()).err();
+            (Subject::ZeroCopy, Verdict::CannotTell) => {
+                format!("The checks cannot tell whether zero copy works here. See {decided}.")
+            }
+            (Subject::ZeroCopy, Verdict::Differs) => {
+                format!("Zero copy does not work here, so relays copy. See {decided}.")
+            }
         }
     }
 }
@@ -196,42 +251,60 @@ fn colour(verdict: Verdict) -> Style {
 }
 
 impl Subject {
-    /// Returns the word for a verdict.
-    fn word(self, verdict: Verdict, decides: bool) -> &'static str {
-        match verdict {
+    /// Returns the word for the verdict of a check.
+    fn word(self, entry: &Entry) -> &'static str {
+        let has_faults = matches!(self, Self::Tls | Self::Configuration);
+        match entry.finding.verdict {
+            Verdict::Ok if entry.finding.is_remark => "remark",
             Verdict::Ok => "ok",
-            Verdict::Differs if self == Self::Tls && decides => "fault",
-            Verdict::Differs if self == Self::Tls => "warning",
+            Verdict::Differs if has_faults && entry.decides => "fault",
+            Verdict::Differs if has_faults => "warning",
             Verdict::Differs => "differs",
             Verdict::CannotTell => "cannot tell",
         }
     }
 }
 
-fn shown(verdict: &str, name: &str, title: &str, finding: &Finding) -> String {
+/// Returns a check as one paragraph, with what helps.
+fn shown_in_short(word: &str, entry: &Entry) -> String {
+    let Entry {
+        check, title, finding, ..
+    } = entry;
     let style = colour(finding.verdict);
-    let mut text = format!("{style}{verdict:<INDENT$}{style:#}{title} [{name}]\n");
-    let mut line = |line: String| {
+    let help = match &finding.advice {
+        Some(advice) => format!(" → {advice}"),
+        None if finding.consequence.is_empty() => String::new(),
+        None => format!(" ({})", finding.consequence.trim_end_matches('.')),
+    };
+    let line = format!("{title}: {}{help} [{check}]", finding.observed);
+    format!("{style}{word:<INDENT$}{style:#}{}\n", wrapped(&line, INDENT))
+}
+
+fn shown(word: &str, entry: &Entry) -> String {
+    let Entry {
+        check, title, finding, ..
+    } = entry;
+    let style = colour(finding.verdict);
+    let mut text = format!("{style}{word:<INDENT$}{style:#}{title} [{check}]\n");
+    let mut line = |line: &str| {
         text.push_str(&" ".repeat(INDENT));
-        text.push_str(&wrapped(&line, INDENT));
+        text.push_str(&wrapped(line, INDENT));
         text.push('\n');
     };
     match finding.verdict {
-        Verdict::CannotTell => line(format!("because {}", finding.observed)),
-        Verdict::Ok | Verdict::Differs if finding.expected.is_empty() => line(finding.observed.clone()),
-        Verdict::Ok if finding.expected == finding.observed => {
-            line(finding.observed.clone());
-        }
+        Verdict::CannotTell => line(&format!("because {}", finding.observed)),
+        Verdict::Ok | Verdict::Differs if finding.expected.is_empty() => line(&finding.observed),
+        Verdict::Ok if finding.expected == finding.observed => line(&finding.observed),
         _ => {
-            line(format!("expected {}", finding.expected));
-            line(format!("observed {}", finding.observed));
+            line(&format!("expected {}", finding.expected));
+            line(&format!("observed {}", finding.observed));
         }
     }
     if !finding.consequence.is_empty() {
-        line(finding.consequence.clone());
+        line(&finding.consequence);
     }
     if let Some(advice) = &finding.advice {
-        line(format!("→ {advice}"));
+        line(&format!("→ {advice}"));
     }
     text
 }

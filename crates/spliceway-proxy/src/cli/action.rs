@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
-use spliceway_lab::doctor::{self, DoctorCommand};
 use tracing::Level;
 
+use super::doctor::{self, DoctorArgs};
+use super::hash_password;
 use super::user::{self, UserCommand};
-use super::{doctor_tls, hash_password};
 use crate::kit::limits;
 use crate::log;
 use crate::run::lifetime;
-use crate::settings::{Settings, Source, TlsFiles};
+use crate::settings::{Settings, Source};
 
 /// The action that the command line requests.
 #[derive(Debug)]
@@ -34,9 +34,7 @@ pub(crate) enum Action {
     User(UserCommand),
     /// Send a command to the program behind this admin socket.
     Operate(PathBuf, spliceway_operator::Command),
-    Doctor(DoctorCommand),
-    /// Check the certificates of these services, and print JSON if asked for.
-    DoctorTls(bool, Vec<TlsFiles>),
+    Doctor(DoctorArgs),
     Bench(Box<BenchCommand>),
     /// Be one of the relays that `bench` compares.
     BenchRelay(RelayCommand),
@@ -59,8 +57,7 @@ impl Action {
                 log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
                 ExitCode::FAILURE
             }),
-            Self::DoctorTls(json, services) => ended(doctor_tls::run(json, services)),
-            Self::Doctor(command) => ended(doctor::run(command, possible_sessions())),
+            Self::Doctor(arguments) => ended(doctor::run(arguments)),
             Self::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
             Self::BenchRelay(command) => {
                 let served = limits::raise_descriptors(None).and_then(|_| bench::serve(&command));
@@ -78,13 +75,6 @@ fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
         std::fs::write(&path, text).map_err(named)?;
     }
     Ok(())
-}
-
-/// Returns how many sessions a service could have at the same time. A service raises its soft limit
-/// on descriptors, so only the hard limit matters.
-fn possible_sessions() -> usize {
-    let descriptors = limits::raise_descriptors(None).unwrap_or(0);
-    limits::Descriptors::divide(descriptors, 1).sessions()
 }
 
 fn success((): ()) -> ExitCode {

@@ -26,6 +26,7 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
         "Signals to open the file of the access log again, by result",
     ),
     ("reloads", "Reloads of the configuration, by result"),
+    ("upgrades", "Hand-overs to a new process, by result"),
     ("connections", "Sessions that have ended, by end reason"),
     ("refused", "Clients that the proxy itself refused, by reason"),
     ("bytes", "Bytes delivered, by path; up is from client to target"),

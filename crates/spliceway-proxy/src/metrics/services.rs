@@ -6,6 +6,7 @@
 //! ```
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct AllTraffic(Arc<Mutex<Known>>);
 #[derive(Default)]
 struct Known {
     services: Vec<Entry>,
+    /// The place of each service in the list.
+    indices: HashMap<&'static str, usize>,
     /// The fallbacks of services that have no series any more. Their sum has no label of a service,
     /// and must not go back.
     fallbacks: Fallbacks,
@@ -46,10 +49,12 @@ impl AllTraffic {
     /// Returns the traffic of this service, new or known.
     pub(super) fn of_service(&self, service: &'static str) -> Arc<Traffic> {
         let mut known = self.known();
-        if let Some(entry) = known.services.iter().find(|entry| entry.traffic.service() == service) {
-            return Arc::clone(&entry.traffic);
+        if let Some(index) = known.indices.get(service) {
+            return Arc::clone(&known.services[*index].traffic);
         }
         let traffic = Arc::new(Traffic::new(service));
+        let index = known.services.len();
+        known.indices.insert(service, index);
         known.services.push(Entry {
             traffic: Arc::clone(&traffic),
             gone: None,
@@ -77,7 +82,14 @@ impl AllTraffic {
         let mut gone: Vec<Instant> = known.services.iter().filter_map(|entry| entry.gone).collect();
         gone.sort_unstable();
         let mut too_many = gone.len().saturating_sub(KEPT_MAX);
-        let Known { services, fallbacks } = &mut *known;
+        let Known {
+            services,
+            indices,
+            fallbacks,
+        } = &mut *known;
+        if gone.is_empty() {
+            return;
+        }
         // Services are in the order in which they came, so the oldest go first.
         services.retain(|entry| {
             let Some(gone) = entry.gone else { return true };
@@ -89,6 +101,8 @@ impl AllTraffic {
             }
             !is_swept
         });
+        let names = services.iter().map(|entry| entry.traffic.service());
+        *indices = names.zip(0..).collect();
     }
 
     /// Locks the list.

@@ -1,9 +1,10 @@
 //! The admin socket: HTTP and JSON on a Unix socket, for the operator of this program.
 
+mod answer;
 mod query;
+mod services;
 pub(crate) mod view;
 
-use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +14,23 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL};
 use hyper::{Method, Request, StatusCode};
-use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use spliceway_operator::api::{Reply, SessionPage, UserPage};
 use tokio::time::Instant;
 
-use crate::monitor::control::{Control, NotDone, Order};
-use crate::monitor::http_server::{Answer, Answers, response, set};
+use crate::monitor::control::{Control, Order};
+use crate::monitor::http_server::{Answer, Answers, set};
 use crate::monitor::overview::Overview;
 use crate::reach::balance::WEIGHT_MAX;
 use crate::session::Session;
 use crate::settings::config::LogLevelArg;
+use answer::{Answered, Failed, decoded, json, no_service, ok};
 use query::{Query, UserQuery};
 
 /// The longest body of a request. A body is a log level or a weight.
 const BODY_MAX_BYTES: usize = 4 << 10;
-const JSON: &str = "application/json";
-const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/services/NAME/backends/BACKEND/weight, /v1/log-level, /v1/reopen, /v1/reload or /v1/upgrade";
+const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services, /v1/services/NAME, /v1/services/NAME/drain, /v1/services/NAME/backends/BACKEND, /v1/services/NAME/backends/BACKEND/weight, /v1/log-level, /v1/reopen, /v1/reload or /v1/upgrade";
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// Answers the operator.
@@ -38,11 +38,6 @@ pub(super) struct Admin {
     pub(super) overview: Arc<Overview>,
     pub(super) control: Control,
 }
-
-/// Why a request was not carried out: the status, and a sentence.
-struct Failed(StatusCode, String);
-
-type Answered = Result<Answer, Failed>;
 
 /// The body of `/v1/log-level`.
 #[derive(Serialize, Deserialize)]
@@ -85,6 +80,15 @@ impl Admin {
             (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
             (&Method::GET, ["v1", "users"]) => self.users(head.uri.query().unwrap_or_default()),
             (&Method::POST, ["v1", "users", user, "reset"]) => self.reset(user),
+            (&Method::GET, ["v1", "services"]) => services::list(&self.overview),
+            (&Method::PATCH, ["v1", "services"]) => services::change_all(&self.control, &head, body).await,
+            (&Method::GET, ["v1", "services", name]) => services::show(&self.overview, name),
+            (&Method::PUT | &Method::PATCH | &Method::DELETE, ["v1", "services", name]) => {
+                services::change_one(&self.control, &head, name, body).await
+            }
+            (&Method::PUT | &Method::DELETE, ["v1", "services", name, "backends", backend]) => {
+                services::change_backend(&self.control, &head, name, backend).await
+            }
             (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name).await,
             (&Method::PUT, ["v1", "services", name, "backends", backend, "weight"]) => {
                 self.set_weight(name, backend, body).await
@@ -217,22 +221,9 @@ impl Admin {
     }
 
     async fn order(&self, order: Order) -> Answered {
-        match self.control.order(order).await {
-            Ok(done) => ok(&Reply::Done(done)),
-            Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
-            Err(NotDone::Busy(why)) => Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why)),
-        }
+        let done = self.control.order(order).await?;
+        ok(&Reply::Done(done.text))
     }
-}
-
-fn no_service(name: &str) -> Failed {
-    let why = format!("there is no service `{}`", name.escape_debug());
-    Failed(StatusCode::NOT_FOUND, why)
-}
-
-/// Returns a part of a path.
-fn decoded(part: &str) -> Cow<'_, str> {
-    percent_decode_str(part).decode_utf8_lossy()
 }
 
 /// Returns the body of a request, or `None` if it is too long or malformed.
@@ -265,6 +256,9 @@ async fn set_level(body: Incoming) -> Answered {
 fn refuse(path: &[&str]) -> Answered {
     let methods = match path {
         ["v1", "status" | "sessions" | "users"] => "GET",
+        ["v1", "services"] => "GET, PATCH",
+        ["v1", "services", _] => "GET, PUT, PATCH, DELETE",
+        ["v1", "services", _, "backends", _] => "PUT, DELETE",
         ["v1", "sessions", _] => "GET, DELETE",
         ["v1", "services", _, "drain"] | ["v1", "users", _, "reset"] | ["v1", "reload" | "reopen" | "upgrade"] => {
             "POST"
@@ -280,14 +274,4 @@ fn refuse(path: &[&str]) -> Answered {
     let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &why);
     set(&mut answer, ALLOW, methods);
     Ok(answer)
-}
-
-fn ok(value: &impl Serialize) -> Answered {
-    Ok(json(StatusCode::OK, value))
-}
-
-fn json(status: StatusCode, value: &impl Serialize) -> Answer {
-    let mut text = serde_json::to_vec(value).expect("these types have only text and numbers");
-    text.push(b'\n');
-    response(status, JSON, text)
 }

@@ -1,5 +1,5 @@
-//! What operators may ask the run of the program to do: reload the configuration, drain a
-//! service, and hand over to a new process.
+//! What operators may ask the run of the program to do: reload the configuration, change services,
+//! drain a service, and hand over to a new process.
 //!
 //! ```text
 //!   admin socket ── Command ──▶ orders ── Result ──▶ admin socket
@@ -7,15 +7,20 @@
 
 use tokio::sync::{mpsc, oneshot};
 
-/// The commands that may wait. An operator waits for the answer before the next command.
-const WAITING_MAX: usize = 4;
+use crate::settings::{Change, Refused};
+
+/// The commands that may wait. An operator waits for the answer before the next command, and the
+/// admin socket has as many connections.
+pub(crate) const WAITING_MAX: usize = 64;
 
 /// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Order {
     /// Read the configuration again, and apply it whole or not at all. Then end the sessions of
     /// removed users, if the operator asks for that.
     Reload { end_sessions: bool },
+    /// Change services, all of them or none.
+    Change(Box<Change>),
     /// Hand listeners and sessions to a new process.
     Upgrade,
     /// Close the listeners of the service with this name. Its sessions may finish.
@@ -26,16 +31,29 @@ pub(crate) enum Order {
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) order: Order,
-    answer: Option<oneshot::Sender<Result<String, NotDone>>>,
+    answer: Option<oneshot::Sender<Result<Done, NotDone>>>,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// A sentence for the operator.
+    pub(crate) text: String,
+    /// The version of the service that was changed, if it stays.
+    pub(crate) version: Option<String>,
+    /// Whether this service is new.
+    pub(crate) is_new: bool,
 }
 
 /// Why an order was not carried out. The text is a sentence for the operator.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotDone {
     /// It was tried, and refused or failed. The state from before is in force.
     Refused(String),
     /// The program does something else, or ends.
     Busy(String),
+    /// The change of a service is refused.
+    Change(Refused),
 }
 
 /// Gives orders. Clones reach the same run.
@@ -49,9 +67,9 @@ impl Control {
         (Self(sender), receiver)
     }
 
-    /// Gives an order and waits until it has been carried out. Returns a sentence that says what
-    /// was done. If this future is dropped, the order is carried out all the same.
-    pub(crate) async fn order(&self, order: Order) -> Result<String, NotDone> {
+    /// Gives an order and waits until it has been carried out. Returns what was done. If this
+    /// future is dropped, the order is carried out all the same.
+    pub(crate) async fn order(&self, order: Order) -> Result<Done, NotDone> {
         let (answer, answered) = oneshot::channel();
         let busy = |_| NotDone::Busy("the program has other commands to carry out first".to_owned());
         let answer = Some(answer);
@@ -67,10 +85,19 @@ impl Command {
         Self { order, answer: None }
     }
 
-    pub(crate) fn answer(self, result: Result<String, NotDone>) {
+    pub(crate) fn answer(self, result: Result<impl Into<Done>, NotDone>) {
         if let Some(answer) = self.answer {
             // Nobody waits any more if the operator has left.
-            let _ = answer.send(result);
+            let _ = answer.send(result.map(Into::into));
+        }
+    }
+}
+
+impl From<String> for Done {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
         }
     }
 }

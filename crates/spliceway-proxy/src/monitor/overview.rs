@@ -20,6 +20,7 @@ use crate::monitor::history::{self, History, Point};
 use crate::monitor::recent::{self, LastMinute};
 use crate::reach::balance::{BackendState, BackendStatus};
 use crate::session::{Process, Service, Session};
+use crate::settings::Settings;
 
 /// The time between two samples. Rates are over [`SAMPLES`] of them.
 const EVERY: Duration = Duration::from_secs(1);
@@ -44,6 +45,8 @@ pub(crate) struct Overview {
     pub(crate) process: Arc<Process>,
     /// The services that run now. A reload replaces them.
     services: Mutex<Arc<Vec<Served>>>,
+    /// The settings in force. `None` before the start.
+    settings: Mutex<Option<Arc<Settings>>>,
     started: Instant,
     /// The name of the machine.
     host: String,
@@ -80,6 +83,7 @@ impl Overview {
         Self {
             process,
             services: Mutex::default(),
+            settings: Mutex::default(),
             started,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             samples: Mutex::default(),
@@ -88,8 +92,8 @@ impl Overview {
         }
     }
 
-    /// Records the services that run from now on.
-    pub(crate) fn serve(&self, services: Vec<Served>) {
+    /// Records the services that run from now on, and their settings.
+    pub(crate) fn serve(&self, services: Vec<Served>, settings: Option<Arc<Settings>>) {
         let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
         self.process.metrics.balance(balancers.collect());
         let terminators = services.iter().filter_map(|served| {
@@ -98,6 +102,7 @@ impl Overview {
         });
         self.process.metrics.terminate(terminators.collect());
         *self.services.lock() = Arc::new(services);
+        *self.settings.lock() = settings;
         // A reload has freed the settings before, which may have a million rules.
         self.process.sessions.heap().trim_soon();
     }
@@ -105,6 +110,11 @@ impl Overview {
     /// Returns the services that run now.
     pub(crate) fn services(&self) -> Arc<Vec<Served>> {
         Arc::clone(&self.services.lock())
+    }
+
+    /// Returns the settings in force.
+    pub(crate) fn settings(&self) -> Option<Arc<Settings>> {
+        self.settings.lock().clone()
     }
 
     /// Takes samples until it is dropped.

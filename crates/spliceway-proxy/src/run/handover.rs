@@ -3,7 +3,7 @@
 //! ```text
 //!   old process                                  new process
 //!   starts it, with a socket as stdin ─────────▶ reads its own configuration
-//!   Hello, Listener …, Prepare ────────────────▶ builds everything
+//!   Hello, Listener …, Given, Prepare ─────────▶ builds everything
 //!                  ◀──────────────────────────── Ready, or Refused: the old one serves on
 //!   Serve, with the counters ──────────────────▶ starts its services
 //!                  ◀──────────────────────────── Serving
@@ -36,7 +36,7 @@ use std::path::PathBuf;
 
 pub(super) use give::{Handover, Upgrade, Upgraded};
 pub(super) use give_up::GiveUp;
-pub(super) use take::Successor;
+pub(super) use take::{OldProcess, Successor};
 
 /// The environment variable that tells a new process that its standard input is the socket of the
 /// old one.

@@ -33,7 +33,7 @@ use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};
 pub(super) use changes::Changes;
-use sockets::{Acceptor, Assignment, Bound, OpenAddress};
+use sockets::{Acceptor, Assignment, Bound, OpenAddress, hash_of};
 
 /// A limit of fewer sessions than this is probably a mistake, and causes a warning.
 const FEW_SESSIONS: usize = 64;
@@ -42,8 +42,8 @@ const FEW_SESSIONS: usize = 64;
 pub(super) struct Instance {
     process: Arc<Process>,
     acceptor: Acceptor,
-    /// The settings in force, and the service of each of their services. `None` before the start.
-    running: Option<(Settings, Vec<Built>)>,
+    /// `None` before the start.
+    running: Option<Running>,
     /// What the operator had written at the start. A key that needs a restart keeps this value,
     /// whatever the files say later.
     started_with: Option<Config>,
@@ -51,6 +51,15 @@ pub(super) struct Instance {
     record_interval: watch::Sender<Option<Duration>>,
     open: Vec<OpenAddress>,
     accepting: JoinSet<()>,
+}
+
+/// What is in force. A program may have 10,000 services, so they are found by their names.
+struct Running {
+    settings: Arc<Settings>,
+    /// The service of each of the services in the settings.
+    built: Vec<Built>,
+    /// The index of each service.
+    indices: HashMap<&'static str, usize>,
 }
 
 /// Checked settings, with everything bound and built that they need. Dropping a plan undoes it.
@@ -77,8 +86,11 @@ enum Listeners {
 }
 
 impl Listeners {
-    fn are_at(&self, open: usize) -> bool {
-        matches!(self, Self::Open(index) if *index == open)
+    fn open(&self) -> Option<usize> {
+        match self {
+            Self::Open(index) => Some(*index),
+            Self::New(_) => None,
+        }
     }
 
     fn bound(&self) -> &[Bound] {
@@ -92,6 +104,10 @@ impl Listeners {
 impl Plan {
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 }
 
@@ -118,15 +134,23 @@ impl Instance {
         self.continue_users(&mut settings);
         let addresses = self.addresses(&settings).await?;
         let shares = Descriptors::divide(self.process.descriptors, self.sockets(&addresses));
-        // The services share these descriptors evenly.
-        let transient = shares.transient() / settings.services.len().max(1);
-        let mut built = Vec::new();
+        // The services share these descriptors evenly. The divisor is a power of two, so that few
+        // new services change the share of the others.
+        let transient = shares.transient() / settings.services.len().next_power_of_two();
+        let (mut built, mut left) = (Vec::with_capacity(settings.services.len()), &addresses[..]);
         for (index, service) in settings.services.iter().enumerate() {
-            let own = addresses.iter().filter(|address| address.service == index);
-            let reach = own.flat_map(|address| self.reach(address));
+            // The addresses are in the order of the services.
+            let own = left.iter().take_while(|address| address.service == index).count();
+            let (own, others) = left.split_at(own);
+            left = others;
+            let before = self.before(service);
+            if let Some(before) = before.as_ref().filter(|before| before.stays_drained(service)) {
+                built.push(before.built.clone());
+                continue;
+            }
+            let reach = own.iter().flat_map(|address| self.reach(address));
             let clients = Clients::of_service(service, reach);
             check_open(service, clients).map_err(CannotRun::Unsafe)?;
-            let before = self.before(service);
             let process = &self.process;
             built.push(build(process, &settings, service, clients, transient, before.as_ref())?);
         }
@@ -140,7 +164,8 @@ impl Instance {
 
     /// Keeps the users whose text is unchanged, because they know which passwords are right.
     fn continue_users(&self, settings: &mut Settings) {
-        for service in &mut settings.services {
+        // A service that was not read again is shared, and has its users.
+        for service in settings.services.iter_mut().filter_map(Arc::get_mut) {
             let before = self.before(service).and_then(|before| before.service.users.clone());
             if let (Some(users), Some(before)) = (&mut service.users, before)
                 && users.are_unchanged(&before)
@@ -152,13 +177,12 @@ impl Instance {
 
     /// Returns the service of the same name that runs now.
     fn before(&self, service: &ServiceSettings) -> Option<Before<'_>> {
-        let (settings, built) = self.running.as_ref()?;
-        let mut running = settings.services.iter().zip(built);
-        let (service, built) = running.find(|(before, _)| before.name == service.name)?;
+        let running = self.running.as_ref()?;
+        let index = *running.indices.get(service.name)?;
         Some(Before {
-            built,
-            settings,
-            service,
+            built: running.built.get(index)?,
+            settings: &running.settings,
+            service: running.settings.services.get(index)?,
         })
     }
 
@@ -166,13 +190,24 @@ impl Instance {
     /// would look as if it worked.
     async fn addresses(&self, settings: &Settings) -> Result<Vec<Planned>, CannotRun> {
         let mut is_taken = vec![false; self.open.len()];
+        let mut by_hash: Vec<_> = (0..)
+            .zip(&self.open)
+            .map(|(index, open)| (open.hash(), index))
+            .collect();
+        by_hash.sort_unstable();
         let mut addresses = Vec::new();
         for (service, settled) in settings.services.iter().enumerate() {
+            if self.before(settled).is_some_and(|before| before.stays_drained(settled)) {
+                continue;
+            }
             for range in &settled.listen {
                 for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
-                    let mut open = self.open.iter().zip(&is_taken);
-                    let found = open.position(|(open, is_taken)| {
-                        !is_taken && open.is_accepting() && open.is_at(&address, settled.name, settled.transport)
+                    let hash = hash_of(&address);
+                    let first = by_hash.partition_point(|(one, _)| *one < hash);
+                    let like = by_hash[first..].iter().take_while(|(one, _)| *one == hash);
+                    let found = like.map(|(_, index)| *index).find(|&index| {
+                        let open: &OpenAddress = &self.open[index];
+                        !is_taken[index] && open.is_accepting() && open.is_at(&address, settled.name, settled.transport)
                     });
                     let listeners = match found {
                         Some(index) => {
@@ -226,16 +261,17 @@ impl Instance {
                 }
             }
         }
-        let is_open = |index| addresses.iter().any(|address| address.listeners.are_at(index));
+        let stays = addresses.iter().filter_map(|address| address.listeners.open());
+        let stays: HashSet<usize> = stays.collect();
         let open = self.open.iter().enumerate();
-        let closed = open.filter(|(index, open)| open.is_accepting() && !is_open(*index));
+        let closed = open.filter(|(index, open)| open.is_accepting() && !stays.contains(index));
         changes.closed = closed.map(|(_, open)| open.to_string()).collect();
         let new = addresses.iter().flat_map(|address| address.listeners.bound());
         changes.opened = new.map(Bound::describe).collect();
-        if let Some((before, _)) = &self.running {
-            let is_here = |name| settings.services.iter().any(|service| service.name == name);
+        if let Some(Running { settings: before, .. }) = &self.running {
+            let here: HashSet<_> = settings.services.iter().map(|service| service.name).collect();
             let names = before.services.iter().map(|service| service.name);
-            changes.removed = names.filter(|name| !is_here(*name)).collect();
+            changes.removed = names.filter(|name| !here.contains(name)).collect();
             changes.has_other_users_limits = settings.users != before.users;
         }
         if let Some(started_with) = &self.started_with {
@@ -250,7 +286,10 @@ impl Instance {
         let is_closed = |planned: &&Planned| matches!(planned.listeners, Listeners::Open(index) if !self.open[index].is_accepting());
         let closed = plan.addresses.iter().filter(is_closed);
         let closed = closed.map(|planned| plan.settings.services[planned.service].name);
-        let built = plan.built.iter().filter(|built| !built.service.accepting.is_on());
+        let listening: HashSet<usize> = plan.addresses.iter().map(|planned| planned.service).collect();
+        let built = plan.built.iter().enumerate();
+        let built = built.filter(|(index, built)| listening.contains(index) && !built.service.accepting.is_on());
+        let built = built.map(|(_, built)| built);
         closed.chain(built.map(|built| built.service.name)).next()
     }
 
@@ -263,7 +302,7 @@ impl Instance {
             addresses,
             changes,
         } = plan;
-        if let Some((before, _)) = &self.running
+        if let Some(Running { settings: before, .. }) = &self.running
             && before.log.level != settings.log.level
         {
             log::set_level(settings.log.level);
@@ -279,7 +318,12 @@ impl Instance {
         self.assign(addresses, &built);
         built.iter().for_each(|built| built.begin(&self.process.health));
         self.started_with.get_or_insert_with(|| settings.written.clone());
-        self.running = Some((settings, built));
+        let names = settings.services.iter().map(|service| service.name);
+        self.running = Some(Running {
+            indices: names.zip(0..).collect(),
+            settings: Arc::new(settings),
+            built,
+        });
         changes
     }
 
@@ -341,15 +385,14 @@ impl Instance {
 
     /// Returns the services that run now, with the addresses of their listeners.
     pub(super) fn served(&self) -> Vec<Served> {
-        let built = self.running.iter().flat_map(|(_, built)| built);
+        let mut listen: HashMap<_, Vec<String>> = HashMap::new();
+        for open in &self.open {
+            listen.entry(open.service()).or_default().extend(open.describe());
+        }
+        let built = self.running.iter().flat_map(|running| &running.built);
         let served = built.map(|built| Served {
             service: Arc::clone(&built.service),
-            listen: self
-                .open
-                .iter()
-                .filter(|open| open.service() == built.service.name)
-                .flat_map(OpenAddress::describe)
-                .collect(),
+            listen: listen.remove(built.service.name).unwrap_or_default(),
         });
         served.collect()
     }
@@ -357,7 +400,7 @@ impl Instance {
     /// Closes the listeners of the service with this name. The returned future waits until they are
     /// closed, so that another program can use their addresses. Sessions may finish.
     pub(super) fn drain(&self, name: &str) -> impl Future<Output = ()> + Send + use<> {
-        let built = self.running.iter().flat_map(|(_, built)| built);
+        let built = self.running.iter().flat_map(|running| &running.built);
         for built in built.filter(|built| built.service.name == name) {
             if built.service.accepting.stop() {
                 tracing::info!(
@@ -402,8 +445,8 @@ impl Instance {
     }
 
     /// Returns the settings in force.
-    pub(super) fn settings(&self) -> Option<&Settings> {
-        self.running.as_ref().map(|(settings, _)| settings)
+    pub(super) fn settings(&self) -> Option<&Arc<Settings>> {
+        self.running.as_ref().map(|running| &running.settings)
     }
 
     /// Waits until every accept task has closed its listener, so that the next program can use the

@@ -21,19 +21,18 @@ use spliceway_operator::text::count;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::monitor::control::{Command, NotDone, Order};
+use crate::monitor::control::{Command, Done, NotDone, Order, WAITING_MAX};
 use crate::monitor::overview::Overview;
+use crate::run::change;
 use crate::run::drain::{SignalRequest, Signals, serving};
 use crate::run::handover::{GiveUp, Handover, Upgrade, Upgraded};
 use crate::run::instance::{Changes, Instance, Plan};
 use crate::run::notify::Message;
-use crate::settings::Source;
+use crate::settings::{Change, Source};
 
 /// The time for which a reload or an upgrade waits for the one before it. The commands of the
 /// program wait longer for their answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The most reloads and upgrades that wait.
-const WAITING_MAX: usize = 4;
 
 /// What carries out orders.
 pub(super) struct Orders<'a> {
@@ -81,6 +80,10 @@ impl Orders<'_> {
             };
             match command.order {
                 Order::Drain(name) => drain(instance, name, command),
+                Order::Change(ref change) => match self.change(instance, change).await {
+                    Some(changed) => command.answer(changed),
+                    None => return self.stop(),
+                },
                 Order::Reload { end_sessions } => match self.reload(instance, end_sessions).await {
                     Some(reloaded) => command.answer(reloaded),
                     None => return self.stop(),
@@ -123,7 +126,7 @@ impl Orders<'_> {
         let plan = read_plan(instance, Arc::clone(&self.source));
         let plan = self.during("a reload", instance, plan).await?;
         let reloaded = put_into_force(instance, plan);
-        overview.serve(instance.served());
+        serve(overview, instance);
         let status = match &reloaded {
             Ok(_) => serving(overview.process.metrics.open()),
             Err(wrong) => format!("the reload is refused: {wrong}"),
@@ -142,6 +145,28 @@ impl Orders<'_> {
         Some(Ok(format!("reloaded: {changes}; ended {ended}")))
     }
 
+    /// Changes services. Returns what to tell the operator, or `None` if the program must stop.
+    async fn change(&mut self, instance: &mut Instance, change: &Change) -> Option<Result<Done, NotDone>> {
+        let what = "a change of services";
+        let preparing = change::prepare(instance, change.clone());
+        let prepared = match self.during(what, instance, preparing).await? {
+            Ok(prepared) => prepared,
+            Err(not_done) => return Some(Err(not_done)),
+        };
+        if change.is_dry_run {
+            return Some(Ok(prepared.dry_run()));
+        }
+        let (done, folder) = match prepared.put_into_force(instance) {
+            Ok(done) => done,
+            Err(not_done) => return Some(Err(not_done)),
+        };
+        serve(self.overview, instance);
+        if let Some(folder) = folder {
+            self.during(what, instance, change::sync(folder)).await?;
+        }
+        Some(Ok(done))
+    }
+
     /// Waits for `work`, and carries out what need not wait. Returns `None` if the program must
     /// stop.
     async fn during<T>(&mut self, what: &str, instance: &Instance, work: impl Future<Output = T>) -> Option<T> {
@@ -155,7 +180,7 @@ impl Orders<'_> {
                 () = too_late(&self.waiting) => self.refuse_first(what),
                 Some(command) = self.commands.recv() => match command.order {
                     Order::Drain(name) => drain(instance, name, command),
-                    Order::Reload { .. } | Order::Upgrade => self.wait(command, what),
+                    Order::Reload { .. } | Order::Change(_) | Order::Upgrade => self.wait(command, what),
                 },
             }
         }
@@ -174,7 +199,7 @@ impl Orders<'_> {
                 tracing::info!("handed over: {summary}");
                 for (_, command) in drains {
                     let why = "the program has handed over to a new process: ask that one".to_owned();
-                    command.answer(Err(NotDone::Busy(why)));
+                    command.answer(Err::<Done, _>(NotDone::Busy(why)));
                 }
                 command.answer(Ok(format!("handed over: {summary}")));
                 overview.process.health.drain();
@@ -194,11 +219,12 @@ impl Orders<'_> {
             (Upgraded::Failed(why), None) => why,
         };
         overview.process.accounts.share(false).await;
+        overview.process.metrics.upgraded(false);
         tracing::error!("the upgrade failed, and this process serves on: {why}");
         for (name, command) in drains {
             drain(instance, name, command);
         }
-        command.answer(Err(NotDone::Refused(why)));
+        command.answer(Err::<Done, _>(NotDone::Refused(why)));
         None
     }
 
@@ -231,7 +257,7 @@ impl Orders<'_> {
                         }
                         meanwhile.drains.push((name, command));
                     }
-                    Order::Reload { .. } | Order::Upgrade => self.wait(command, "an upgrade"),
+                    Order::Reload { .. } | Order::Change(_) | Order::Upgrade => self.wait(command, "an upgrade"),
                 },
             }
         }
@@ -242,13 +268,13 @@ impl Orders<'_> {
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back((Instant::now() + PATIENCE, command));
         } else {
-            command.answer(Err(busy(runs)));
+            command.answer(Err::<Done, _>(busy(runs)));
         }
     }
 
     fn refuse_first(&mut self, runs: &str) {
         if let Some((_, command)) = self.waiting.pop_front() {
-            command.answer(Err(busy(runs)));
+            command.answer(Err::<Done, _>(busy(runs)));
         }
     }
 }
@@ -294,6 +320,11 @@ async fn too_late(waiting: &VecDeque<(Instant, Command)>) {
     }
 }
 
+/// Shows the operator what is in force.
+fn serve(overview: &Overview, instance: &Instance) {
+    overview.serve(instance.served(), instance.settings().cloned());
+}
+
 /// Closes the listeners of a service at once, and answers when they are closed.
 fn drain(instance: &Instance, name: &'static str, command: Command) {
     let closed = instance.drain(name);
@@ -305,8 +336,10 @@ fn drain(instance: &Instance, name: &'static str, command: Command) {
 
 /// Reads the source again, and plans what it needs. Cancel safe.
 async fn read_plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, String> {
+    // Files have the other services.
+    let given = instance.settings().map(|settings| settings.origin.given().transient());
     // Files may be on a slow disk.
-    let settings = tokio::task::spawn_blocking(move || source.settings()).await;
+    let settings = tokio::task::spawn_blocking(move || source.settings(given.unwrap_or_default())).await;
     let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))?;
     instance.plan(settings).await.map_err(|error| error.to_string())
 }
@@ -390,7 +423,7 @@ mod tests {
         let (end, ends) = tokio::sync::oneshot::channel();
         let operator = async {
             let drained = control.order(Order::Drain("forward")).await;
-            assert_eq!(drained, Ok("forward accepts no new clients".to_owned()));
+            assert_eq!(drained, Ok("forward accepts no new clients".to_owned().into()));
             assert_eq!(before.elapsed(), Duration::ZERO);
             let reload = control.order(Order::Reload { end_sessions: false }).await;
             let why = "a reload runs: try again when it has ended".to_owned();

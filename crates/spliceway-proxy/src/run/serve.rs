@@ -20,7 +20,7 @@ use crate::monitor::overview::Overview;
 use crate::monitor::servers;
 use crate::net::adopted::Offered;
 use crate::run::drain::{self, Drain, Drained, Signals};
-use crate::run::handover::{Program, Successor, Upgrade};
+use crate::run::handover::{OldProcess, Program, Successor, Upgrade};
 use crate::run::instance::{Instance, Plan};
 use crate::run::notify::{Manager, Message};
 use crate::run::orders::{End, Next, Orders};
@@ -126,7 +126,9 @@ async fn begin(
         Some(successor) => Some(successor.receive(&process).await?),
         None => None,
     };
+    let given = old.as_mut().map(OldProcess::given).unwrap_or_default();
     let ready = async {
+        let settings = settings.joined(given).map_err(CannotRun::Unsafe)?;
         let (plan, monitors) = open(instance, settings, old.is_some(), overview, control).await?;
         if let Some(old) = &mut old {
             old.ready(&process).await?;
@@ -146,7 +148,7 @@ async fn begin(
     instance.commit(plan);
     end_sessions_in_time(&process);
     record_open_sessions(&process, instance.record_interval());
-    overview.serve(instance.served());
+    overview.serve(instance.served(), instance.settings().cloned());
     if let Some(old) = old {
         let old = old.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
         tokio::spawn(async move {

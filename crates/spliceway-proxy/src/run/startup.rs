@@ -57,7 +57,7 @@ pub(crate) fn check_stack() -> io::Result<()> {
 ///
 /// # Errors
 /// Returns an error if a thread cannot be started.
-pub(super) fn check_threads(workers: usize) -> io::Result<()> {
+pub(crate) fn check_threads(workers: usize) -> io::Result<()> {
     // One worker is the main thread.
     let count = if workers > 1 { workers } else { 0 } + OTHER_THREADS;
     let mut started = Vec::new();

@@ -1,5 +1,7 @@
 //! Checks the services whose targets are services of the same configuration.
 
+use std::sync::Arc;
+
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
@@ -26,7 +28,7 @@ const SERVICES_MAX: usize = 64;
 ///
 /// # Errors
 /// Returns an error at the target.
-pub(super) fn check(services: &[ServiceSettings], distinct: &Distinct) -> Result<(), Fault> {
+pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct) -> Result<(), Fault> {
     let hops: Vec<Vec<Hop>> = services.iter().map(|service| hops(service, distinct)).collect();
     let mut states = vec![State::New; services.len()];
     for start in 0..services.len() {
@@ -72,7 +74,7 @@ enum State {
 type Loop = (&'static str, Option<usize>, String);
 
 /// Follows all targets from `start`, without recursion: a file has room for 60,000 services.
-fn find_loop(start: usize, services: &[ServiceSettings], hops: &[Vec<Hop>], states: &mut [State]) -> Option<Loop> {
+fn find_loop(start: usize, services: &[Arc<ServiceSettings>], hops: &[Vec<Hop>], states: &mut [State]) -> Option<Loop> {
     let mut path = vec![(start, 0)];
     while let Some((service, next)) = path.last_mut() {
         let service = *service;
@@ -136,7 +138,7 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
 
 /// Returns the proxy that strangers who reach this service could use over some hops, and the first
 /// hop there.
-fn opened_by<'a>(from: usize, services: &[ServiceSettings], hops: &'a [Vec<Hop>]) -> Option<(&'a Hop, usize)> {
+fn opened_by<'a>(from: usize, services: &[Arc<ServiceSettings>], hops: &'a [Vec<Hop>]) -> Option<(&'a Hop, usize)> {
     let (mut seen, mut next) = (
         vec![from],
         hops[from].iter().map(|hop| (hop, hop.to)).collect::<Vec<_>>(),

@@ -1,16 +1,20 @@
 //! Where a configuration comes from, and how a fault in it is shown.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::given::Given;
 use crate::settings::config::AUTH_VARIABLE;
 use crate::settings::config::Sources;
 
-/// The command line, or files.
+/// The command line, or files, and what was given at run time.
 #[derive(Debug)]
 pub(crate) enum Origin {
     CommandLine,
     Files(Sources),
+    /// Services that were given at run time, and where the rest comes from.
+    Given(Arc<Origin>, Given),
 }
 
 /// What is wrong with a value, or with the absence of one.
@@ -24,6 +28,10 @@ pub(super) struct Fault {
 }
 
 impl Fault {
+    pub(super) fn at(&self) -> Option<usize> {
+        self.at
+    }
+
     pub(super) fn new(at: Option<usize>, key: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
         Self {
             at,
@@ -67,6 +75,15 @@ impl Origin {
                 "to" => format!("--remote: {problem}"),
                 key => format!("--{}: {problem}", key.replace('_', "-")),
             },
+            Self::Given(base, _) if !at.is_some_and(Given::has) => base.show(fault),
+            Self::Given(_, given) => {
+                let location = format!("service {}", given.location(at.unwrap_or_default()));
+                let problem = as_keys(problem);
+                match *key {
+                    "" => format!("{location}: {problem}"),
+                    key => format!("{location}: {key}: {problem}"),
+                }
+            }
             Self::Files(sources) => {
                 let location = sources.location(*at);
                 let problem = as_keys(problem);
@@ -83,6 +100,40 @@ impl Origin {
         match self {
             Self::CommandLine => "the command line".to_owned(),
             Self::Files(sources) => sources.location(at),
+            Self::Given(base, given) => match at.filter(|at| Given::has(*at)) {
+                Some(at) => format!("{} (given at run time)", given.location(at)),
+                None => base.location(at),
+            },
+        }
+    }
+
+    /// Returns what was given at run time.
+    pub(crate) fn given(&self) -> &Given {
+        const NONE: &Given = &Given::NONE;
+        match self {
+            Self::CommandLine | Self::Files(_) => NONE,
+            Self::Given(_, given) => given,
+        }
+    }
+
+    /// Returns the origin with these services, and no others, given at run time.
+    pub(super) fn with(self: &Arc<Self>, given: Given) -> Arc<Self> {
+        let base = match &**self {
+            Self::CommandLine | Self::Files(_) => self,
+            Self::Given(base, _) => base,
+        };
+        if given.is_empty() {
+            return Arc::clone(base);
+        }
+        Arc::new(Self::Given(Arc::clone(base), given))
+    }
+
+    /// Returns the files, if the configuration has some.
+    pub(super) fn files(&self) -> Option<&Sources> {
+        match self {
+            Self::CommandLine => None,
+            Self::Files(sources) => Some(sources),
+            Self::Given(base, _) => base.files(),
         }
     }
 
@@ -92,6 +143,9 @@ impl Origin {
         match self {
             Self::CommandLine => None,
             Self::Files(sources) => sources.folder_of(at?),
+            // Paths begin where they would begin in a file of the folder.
+            Self::Given(base, _) if at.is_some_and(Given::has) => base.files()?.folder().map(Path::to_owned),
+            Self::Given(base, _) => base.folder_of(at),
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::{Engine, PipeSize};
 use spliceway_protocol::address::ListenAddress;
 
 use super::config::Config;
+use super::origin::Origin;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
 use crate::log::LogSettings;
@@ -16,7 +18,8 @@ use crate::tls::acme::StateFolder;
 /// Everything that a run depends on.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) services: Vec<ServiceSettings>,
+    /// A service that a change at run time does not name is shared with the settings before.
+    pub(crate) services: Vec<Arc<ServiceSettings>>,
     pub(crate) users: AllLimits,
     pub(crate) sessions: SessionSettings,
     /// The time limit for sessions to finish before the program ends.
@@ -34,8 +37,9 @@ pub(crate) struct Settings {
     pub(crate) pid_file: Option<PathBuf>,
     /// Where ACME servers validate names by HTTP, and the folder that has the answers.
     pub(crate) acme_http: Option<(ListenAddress, StateFolder)>,
-    /// What the operator has written, without services and users.
+    /// What the operator has written, without services.
     pub(crate) written: Config,
+    pub(crate) origin: Arc<Origin>,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
 }

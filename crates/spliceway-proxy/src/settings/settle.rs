@@ -1,6 +1,6 @@
 //! Turns a configuration into settings: checks it whole, and fills in the defaults.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::acme;
 use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
+use super::given::Given;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::target_tls::{self, Servers};
@@ -42,18 +43,64 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Returns the settings as they are now. Files are read again, and user files too.
+    /// Returns the settings as they are now. Files are read again, and user files too. `given` are
+    /// further services, which were given at run time.
     ///
     /// # Errors
     /// Returns the first fault, with its flag or its location in a file.
-    pub(crate) fn settings(&self) -> Result<Settings, String> {
-        match self {
-            Self::CommandLine(config) => settle(config, &Origin::CommandLine),
+    pub(crate) fn settings(&self, given: Given) -> Result<Settings, String> {
+        let (mut config, origin) = match self {
+            Self::CommandLine(config) => (Config::clone(config), Origin::CommandLine),
             Self::Files(path) => {
                 let (config, sources) = config::source::read(path, &config::source::variable)?;
-                settle(&config, &Origin::Files(sources))
+                (config, Origin::Files(sources))
             }
+        };
+        config.service.extend(given.tables(given.names())?);
+        settle_with(&config, None, &Arc::new(origin).with(given))
+    }
+}
+
+impl Settings {
+    /// Returns the settings in which these services, and no others, are given at run time. The
+    /// services that are not `changed` are those of these settings, and their files are not read
+    /// again.
+    ///
+    /// # Errors
+    /// Returns the first fault, with the service and the key.
+    pub(super) fn with(&self, given: Given, changed: &HashSet<&str>) -> Result<Self, String> {
+        let kept = self.services.iter().filter(|service| !changed.contains(service.name));
+        let kept: Vec<_> = kept.cloned().collect();
+        let mut config = self.written.clone();
+        config.service = given.tables(changed.iter().copied())?;
+        let mut settings = settle_with(&config, Some(&kept), &self.origin.with(given))?;
+        // A service stays in its place.
+        let places: HashMap<_, _> = self.services.iter().map(|service| service.name).zip(0..).collect();
+        settings
+            .services
+            .sort_by_key(|service| places.get(service.name).copied().unwrap_or(usize::MAX));
+        Ok(settings)
+    }
+}
+
+impl Settings {
+    /// Returns the settings with the services that were given to the process before this one.
+    ///
+    /// # Errors
+    /// Returns the first fault, with the service and the key.
+    pub(crate) fn joined(self, given: Given) -> Result<Self, String> {
+        if given.is_empty() {
+            return Ok(self);
         }
+        let names: Vec<_> = given.names().map(str::to_owned).collect();
+        let known = |service: &Arc<ServiceSettings>| given.get(service.name).is_some();
+        if let Some(service) = self.services.iter().find(|service| known(service)) {
+            let why = "was also given at run time: remove one of them";
+            return Err(format!("{} {why}", service.name));
+        }
+        let joined = self.with(given, &names.iter().map(String::as_str).collect())?;
+        let warnings = self.warnings.into_iter().chain(joined.warnings).collect();
+        Ok(Self { warnings, ..joined })
     }
 }
 
@@ -61,14 +108,31 @@ impl Source {
 ///
 /// # Errors
 /// Returns the first fault, with its location.
-pub(crate) fn settle(config: &Config, origin: &Origin) -> Result<Settings, String> {
+pub(crate) fn settle(config: &Config, origin: Origin) -> Result<Settings, String> {
+    settle_with(config, None, &Arc::new(origin))
+}
+
+/// Does what [`settle`] does for `config` and the services that are `kept`, if it is a change of
+/// some services. Then there are only warnings about those.
+fn settle_with(
+    config: &Config,
+    kept: Option<&[Arc<ServiceSettings>]>,
+    origin: &Arc<Origin>,
+) -> Result<Settings, String> {
     let mut warnings = Vec::new();
-    let settled = settings(config, origin, &mut warnings).map_err(|fault| origin.show(&fault))?;
-    let warnings = warnings.iter().map(|fault| origin.show(fault)).collect();
+    let settled = settings(config, kept.unwrap_or_default(), origin, &mut warnings);
+    let settled = settled.map_err(|fault| origin.show(&fault))?;
+    let is_new = |fault: &&Fault| kept.is_none() || fault.at().is_some_and(Given::has);
+    let warnings = warnings.iter().filter(is_new).map(|fault| origin.show(fault)).collect();
     Ok(Settings { warnings, ..settled })
 }
 
-fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Result<Settings, Fault> {
+fn settings(
+    config: &Config,
+    kept: &[Arc<ServiceSettings>],
+    origin: &Arc<Origin>,
+    warnings: &mut Vec<Fault>,
+) -> Result<Settings, Fault> {
     let Config {
         log,
         timeouts,
@@ -82,19 +146,21 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
     } = config;
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     let mut lists = Lists::new(user);
+    for settled in kept {
+        distinct.add(settled, origin)?;
+        services.push(Arc::clone(settled));
+    }
     for table in service {
         let location = table.span().start;
         let service = table.get_ref().clone().or(defaults);
         let settled = settle_service(service, location, config, origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
-        services.push(settled);
+        services.push(Arc::new(settled));
     }
-    if services.is_empty() {
-        return Err(Fault::new(
-            None,
-            "",
-            "there is no service: expected a table [[service]]",
-        ));
+    if services.is_empty() && admin.socket.is_none() {
+        let expected =
+            "there is no service: expected a table [[service]], or `socket` in [admin] to add services later";
+        return Err(Fault::new(None, "", expected));
     }
     chains::check(&services, &distinct)?;
     check_saved(config, origin)?;
@@ -115,12 +181,16 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         record_interval: unless_zero(log.record_interval()),
         written: Config {
             log: log.clone(),
+            timeouts: timeouts.clone(),
             limits: limits.clone(),
             engine: engine.clone(),
             admin: admin.clone(),
             acme: acme.clone(),
-            ..Config::default()
+            defaults: defaults.clone(),
+            user: user.clone(),
+            service: Vec::new(),
         },
+        origin: Arc::clone(origin),
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),

@@ -42,11 +42,18 @@ pub(super) fn terminator(
         };
         Fault::new(at, key, bad.to_string())
     })?;
-    warnings.extend(terminator.doubts().into_iter().map(|doubt| Fault::new(at, key, doubt)));
+    let doubts = terminator.doubts().into_iter();
+    warnings.extend(doubts.map(|(_, doubt)| Fault::new(at, key, doubt)));
     warnings.extend(unnamed_routes(service, &terminator));
-    let (key, at) = ("tls_client_ca", location(&service.tls_client_ca));
-    let doubts = terminator.doubts_about_cas().into_iter();
-    warnings.extend(doubts.map(|doubt| Fault::new(at, key, doubt)));
+    for (file, doubt) in terminator.doubts_about_clients() {
+        let is_of_crl = terminator.clients().is_some_and(|clients| clients.crls.contains(&file));
+        let (key, list) = if is_of_crl {
+            ("tls_client_crl", &service.tls_client_crl)
+        } else {
+            ("tls_client_ca", &service.tls_client_ca)
+        };
+        warnings.push(Fault::new(location(list), key, doubt));
+    }
     Ok(Some(terminator))
 }
 

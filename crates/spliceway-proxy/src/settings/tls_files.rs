@@ -13,7 +13,7 @@ use crate::tls::client::ClientSettings;
 use crate::tls::server::ServerSettings;
 
 /// The TLS of a service. None of its files is read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TlsFiles {
     /// The name or the kind of the service.
     pub(crate) service: String,
@@ -21,21 +21,35 @@ pub(crate) struct TlsFiles {
     pub(crate) server: Option<ServerSettings>,
     /// TLS to its targets and its upstream proxies.
     pub(crate) client: Option<ClientSettings>,
+    /// What is wrong with the settings, with its place. The files are then unknown.
+    pub(crate) fault: Option<String>,
 }
 
-/// Returns the TLS of each service in these files that has some.
+/// Returns the TLS of each service in these files that has some, or a fault.
 ///
 /// # Errors
-/// Returns the first fault, with its place.
+/// Returns the first fault because of which the services are unknown, with its place.
 pub(crate) fn tls_files(path: &Path) -> Result<Vec<TlsFiles>, String> {
     let (config, sources) = config::source::read(path, &config::source::variable)?;
     let origin = Origin::Files(sources);
     let services = config.service.iter().map(|table| {
         let service = table.get_ref().clone().or(&config.defaults);
         let location = table.span().start;
-        of_service(&service, location, &config, &origin).map_err(|fault| origin.show(&fault))
+        of_service(&service, location, &config, &origin).unwrap_or_else(|fault| {
+            let service = name(&service).unwrap_or_else(|| "without a name".to_owned());
+            Some(TlsFiles {
+                service,
+                fault: Some(origin.show(&fault)),
+                ..TlsFiles::default()
+            })
+        })
     });
-    services.filter_map(Result::transpose).collect()
+    Ok(services.flatten().collect())
+}
+
+fn name(service: &Service) -> Option<String> {
+    let name = service.name.as_ref().map(|name| name.parsed().to_string());
+    name.or_else(|| Some(service.kind.as_ref()?.text().to_owned()))
 }
 
 fn of_service(service: &Service, location: usize, config: &Config, origin: &Origin) -> Result<Option<TlsFiles>, Fault> {
@@ -56,10 +70,10 @@ fn of_service(service: &Service, location: usize, config: &Config, origin: &Orig
     if server.is_none() && client.is_none() {
         return Ok(None);
     }
-    let name = service.name.as_ref().map(|name| name.parsed().to_string());
     Ok(Some(TlsFiles {
-        service: name.unwrap_or_else(|| kind.name().to_owned()),
+        service: name(service).unwrap_or_default(),
         server: server.map(|(settings, _)| settings),
         client: client.map(|(settings, _)| settings),
+        fault: None,
     }))
 }

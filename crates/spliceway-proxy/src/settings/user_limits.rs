@@ -15,7 +15,7 @@ use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
 pub(super) fn user_limits(
     defaults: &UserDefaults,
     tables: &[Spanned<User>],
-    services: &[ServiceSettings],
+    services: &[Arc<ServiceSettings>],
     origin: &Origin,
     warnings: &mut Vec<Fault>,
 ) -> Result<AllLimits, Fault> {
@@ -118,6 +118,7 @@ fn key(origin: &Origin) -> &'static str {
     match origin {
         Origin::CommandLine => "user_quota",
         Origin::Files(_) => "quota",
+        Origin::Given(base, _) => key(base),
     }
 }
 

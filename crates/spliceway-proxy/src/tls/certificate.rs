@@ -10,12 +10,11 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
-use x509_cert::der::asn1::AnyRef;
-use x509_cert::der::{Decode, Tag, Tagged};
 
 pub(crate) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
 use super::issuers::NotAnIssuer;
+use super::ocsp;
 use super::pem;
 use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
@@ -28,8 +27,6 @@ const CHAIN_MAX_BYTES: usize = 60 << 10;
 /// The most certificates in a folder. Reading this number takes some seconds of a thread that
 /// serves no session, and each certificate holds about 5 KiB.
 pub(crate) const PAIRS_MAX: usize = 10_000;
-/// The longest answer of a responder. Usual ones have 0.5 to 4 KiB.
-const OCSP_MAX_BYTES: usize = 16 << 10;
 /// The permission of everybody to read a file.
 pub(super) const READ_BY_OTHERS: u32 = 0o004;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -47,6 +44,7 @@ pub(crate) struct Pair {
     /// The file of the certificate.
     pub(crate) file: PathBuf,
     pub(crate) key: Arc<CertifiedKey>,
+    stapled: Option<Stapled>,
     /// The names of hosts in the certificate, in lower case. A wildcard begins with `*.`.
     pub(crate) names: Vec<Box<str>>,
     /// Names of other kinds, such as addresses and URIs, in DER.
@@ -122,7 +120,7 @@ impl Pair {
             let chain = chain.iter().map(|(_, one)| one.clone()).collect();
             CertifiedKey::from_der(chain, key.clone_key(), provider)
         };
-        let mut certified = belongs(&found).map_err(|error| match error {
+        let certified = belongs(&found).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => at_key(Why::OtherKey {
                 line,
                 certificate: files.certificate.clone(),
@@ -133,14 +131,16 @@ impl Pair {
             Error::InvalidCertificate(_) => at_certificate(Why::Certificate(found[0].0, error.to_string())),
             error => at_key(Why::Key(line, error)),
         })?;
-        certified.ocsp = read_ocsp(&files.ocsp())?;
+        let mut doubts = chain::doubts(&files.certificate, &links, SystemTime::now());
+        let stapled = Stapled::read(&files.ocsp(), &certified, &links[0], &mut doubts)?;
         Ok(Self {
             file: files.certificate.clone(),
             key: Arc::new(certified),
+            stapled,
             names: links[0].names.clone(),
             other_names: links[0].other_names.clone(),
             valid: links[0].valid,
-            doubts: chain::doubts(&files.certificate, &links, SystemTime::now()),
+            doubts,
         })
     }
 }
@@ -182,28 +182,50 @@ impl PairFiles {
     }
 }
 
-/// Reads an answer of an OCSP responder, if there is one. Clients check its signature and its time.
-fn read_ocsp(path: &Path) -> Result<Option<Vec<u8>>, BadFile> {
-    match read(path, OCSP_MAX_BYTES) {
-        Ok((answer, _)) if is_ocsp_answer(&answer) => Ok(Some(answer)),
-        Ok(_) | Err(Why::Read(Unreadable::TooLong(_))) => Err(BadFile::new(path, Why::Ocsp)),
-        Err(Why::Read(Unreadable::Failed(error))) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(why) => Err(BadFile::new(path, why)),
+/// An answer about a certificate, until it expires.
+#[derive(Debug)]
+struct Stapled {
+    key: Arc<CertifiedKey>,
+    expires: Option<SystemTime>,
+}
+
+impl Stapled {
+    /// Reads the answer in this file, if there is one that clients accept now.
+    fn read(path: &Path, key: &CertifiedKey, own: &Link, doubts: &mut Vec<Doubt>) -> Result<Option<Self>, BadFile> {
+        let answer = match read(path, ocsp::ANSWER_MAX_BYTES) {
+            Ok((answer, _)) => answer,
+            Err(Why::Read(Unreadable::TooLong(_))) => return Err(BadFile::new(path, Why::Ocsp)),
+            Err(Why::Read(Unreadable::Failed(error))) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(why) => return Err(BadFile::new(path, why)),
+        };
+        let statement = ocsp::read(&answer, &own.serial).ok_or_else(|| BadFile::new(path, Why::Ocsp))?;
+        match chain::doubt_about_answer(path, statement, SystemTime::now()) {
+            Some(doubt) => {
+                doubts.push(doubt);
+                Ok(None)
+            }
+            None => {
+                let mut key = key.clone();
+                key.ocsp = Some(answer);
+                Ok(Some(Self {
+                    key: Arc::new(key),
+                    expires: statement.and_then(|statement| statement.expires),
+                }))
+            }
+        }
     }
 }
 
-/// Returns whether this is an `OCSPResponse` with the status `successful` (RFC 6960, 4.2.1).
-fn is_ocsp_answer(answer: &[u8]) -> bool {
-    const SUCCESSFUL: &[u8] = &[0x0a, 1, 0];
-    let parts = |answer| {
-        AnyRef::from_der(answer)
-            .ok()
-            .filter(|whole| whole.tag() == Tag::Sequence)
-    };
-    parts(answer).is_some_and(|whole| {
-        let body = whole.value().strip_prefix(SUCCESSFUL);
-        body.is_some_and(|body| body.starts_with(&[0xa0]) && AnyRef::from_der(body).is_ok())
-    })
+impl Pair {
+    /// Returns what a client gets at this time: with the answer about the certificate if there is
+    /// one.
+    pub(super) fn to_send(&self, now: SystemTime) -> &Arc<CertifiedKey> {
+        let stapled = self.stapled.as_ref();
+        let stapled = stapled.filter(|stapled| stapled.expires.is_none_or(|expires| now < expires));
+        stapled.map_or(&self.key, |stapled| &stapled.key)
+    }
 }
 
 /// Returns the key, and the line in which it begins.
@@ -346,7 +368,7 @@ impl Display for BadFile {
                 f,
                 "{file} is no successful answer of an OCSP responder, in DER, of at most {} KiB: `openssl ocsp … -respout \
                  {file}` writes one, and without the file none is sent",
-                OCSP_MAX_BYTES >> 10
+                ocsp::ANSWER_MAX_BYTES >> 10
             ),
             Why::OtherKey { line, certificate, own } => self.fmt_other_key(f, *line, certificate, *own),
         }

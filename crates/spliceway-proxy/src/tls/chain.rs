@@ -13,6 +13,7 @@ use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName};
 use x509_cert::name::Name;
 
+use super::ocsp;
 use crate::kit::clock;
 
 /// A certificate that ends within this time is a warning, as in the alerts, unless its life is
@@ -20,6 +21,9 @@ use crate::kit::clock;
 const SOON: Duration = Duration::from_secs(14 * DAY);
 /// Less than this part of the life is a warning. ACME renews when a third is left.
 const LAST_PART: u32 = 5;
+/// A CRL that expires within this time is a warning, unless its life is short. Many CAs write one
+/// each week.
+const CRL_SOON: Duration = Duration::from_secs(7 * DAY);
 const DAY: u64 = 86_400;
 /// The purposes of a certificate (RFC 5280, section 4.2.1.12).
 const SERVER_AUTH: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1");
@@ -29,6 +33,7 @@ const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
 /// A certificate of a chain, and the line of the file in which it begins.
 pub(super) struct Link {
     pub(super) line: usize,
+    pub(super) serial: Box<[u8]>,
     pub(super) is_version_1: bool,
     pub(super) is_for_clients: bool,
     is_for_servers: bool,
@@ -53,12 +58,16 @@ pub(crate) struct Validity {
 impl Validity {
     /// Returns the time before the end in which a renewal is late.
     fn last_part(&self) -> Duration {
+        self.last_part_below(SOON)
+    }
+
+    fn last_part_below(&self, longest: Duration) -> Duration {
         let life = self.to.duration_since(self.from).unwrap_or_default();
-        SOON.min(life / LAST_PART)
+        longest.min(life / LAST_PART)
     }
 }
 
-/// Something that clients may refuse.
+/// Something that clients may refuse, or because of which clients may be refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Doubt {
     file: PathBuf,
@@ -67,7 +76,7 @@ pub(crate) struct Doubt {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     Ended(SystemTime),
     /// Unlike other certificates, that of a CA is good for ever (RFC 5280, section 6.1.1).
     CaEnded(SystemTime),
@@ -80,6 +89,23 @@ enum What {
     },
     NoName,
     NotForServers,
+    /// The answer of an OCSP responder in this file is not sent.
+    NotStapled(NotStapled),
+    CrlEnded(SystemTime),
+    CrlEndsSoon(SystemTime),
+    /// The CA with this name has another key than the one that has signed the CRL.
+    CrlOfOtherKey(String),
+    /// The CRL is of a CA with this name, which is in no file.
+    CrlOfUnknownCa(String),
+    /// Others have a CRL, and the CA with this name has none.
+    CaWithoutCrl(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tls) enum NotStapled {
+    Expired(SystemTime),
+    NotGood,
+    OfOther,
 }
 
 impl Link {
@@ -112,6 +138,7 @@ impl Link {
         let validity = parsed.validity();
         Ok(Self {
             line,
+            serial: parsed.serial_number().as_bytes().into(),
             is_for_clients: is_for(CLIENT_AUTH),
             is_for_servers: is_for(SERVER_AUTH),
             is_version_1: parsed.version() == Version::V1,
@@ -131,11 +158,7 @@ impl Link {
 /// Returns what is doubtful about a chain in this file, which begins with the server's own
 /// certificate.
 pub(super) fn doubts(file: &Path, chain: &[Link], now: SystemTime) -> Vec<Doubt> {
-    let doubt = |link: &Link, what| Doubt {
-        file: file.to_owned(),
-        line: link.line,
-        what,
-    };
+    let doubt = |link: &Link, what| Doubt::new(file, link.line, what);
     let mut doubts: Vec<_> = chain
         .iter()
         .filter_map(|link| doubt_about_time(file, link, now))
@@ -179,11 +202,27 @@ fn doubt_about_time(file: &Path, link: &Link, now: SystemTime) -> Option<Doubt> 
     } else {
         return None;
     };
-    Some(Doubt {
-        file: file.to_owned(),
-        line: link.line,
-        what,
-    })
+    Some(Doubt::new(file, link.line, what))
+}
+
+/// Returns what is doubtful about the time in which a CRL is valid. Clients are refused after it.
+pub(super) fn doubt_about_crl(valid: Validity, now: SystemTime) -> Option<What> {
+    let to = valid.to;
+    if to <= now {
+        Some(What::CrlEnded(to))
+    } else {
+        (to <= now + valid.last_part_below(CRL_SOON)).then_some(What::CrlEndsSoon(to))
+    }
+}
+
+/// Returns why an answer about a certificate is not sent to clients.
+pub(super) fn doubt_about_answer(file: &Path, about: Option<ocsp::Statement>, now: SystemTime) -> Option<Doubt> {
+    let why = match about {
+        None => NotStapled::OfOther,
+        Some(about) if !about.is_good => NotStapled::NotGood,
+        Some(about) => NotStapled::Expired(about.expires.filter(|expires| *expires <= now)?),
+    };
+    Some(Doubt::new(file, 1, What::NotStapled(why)))
 }
 
 /// Says when a certificate ends, if it has ended or does so soon.
@@ -194,9 +233,22 @@ pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
 }
 
 impl Doubt {
-    /// Returns whether every client refuses the certificate.
+    pub(super) fn new(file: &Path, line: usize, what: What) -> Self {
+        let file = file.to_owned();
+        Self { file, line, what }
+    }
+
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Returns whether every client refuses the certificate, or all clients of a CA are refused.
     pub(crate) fn is_fatal(&self) -> bool {
-        matches!(self.what, What::Ended(_) | What::NotYet(_) | What::NotForServers)
+        use What::*;
+        matches!(
+            self.what,
+            Ended(_) | NotYet(_) | NotForServers | CrlEnded(_) | CrlOfOtherKey(_)
+        )
     }
 
     /// Returns whether only the certificate of a server must not have it.
@@ -232,6 +284,14 @@ impl Display for Doubt {
                 "the certificate before this one is from {expected:?}, and this one is of {subject:?}: put the \
                  certificate of each issuer after the one that it has issued"
             ),
+            What::NotStapled(why) => {
+                match why {
+                    NotStapled::Expired(at) => write!(f, "the OCSP answer has expired at {}", date(at)),
+                    NotStapled::NotGood => f.write_str("the OCSP answer does not say that the certificate is good"),
+                    NotStapled::OfOther => f.write_str("the OCSP answer is about another certificate"),
+                }?;
+                f.write_str(", so clients do not get it: fetch a new one, or remove the file")
+            }
             What::NotForServers => write!(
                 f,
                 "the certificate is not for servers (extendedKeyUsage), and clients refuse it: renew it with serverAuth"
@@ -239,6 +299,31 @@ impl Display for Doubt {
             What::NoName => write!(
                 f,
                 "the certificate has no name of a host (subjectAltName), and most clients refuse it: renew it with its names"
+            ),
+            What::CrlEnded(time) => write!(
+                f,
+                "the CRL has expired at {}, and all clients of its CA are refused: get the new one of the CA",
+                date(time)
+            ),
+            What::CrlEndsSoon(time) => write!(
+                f,
+                "the CRL expires at {}, and all clients of its CA are refused from then on: get the new one of the CA",
+                date(time)
+            ),
+            What::CrlOfOtherKey(name) => write!(
+                f,
+                "the key of the CA {name:?} in tls_client_ca does not verify the CRL, and all clients of this CA are \
+                 refused: get the CRL of this CA, or the certificate of its new key"
+            ),
+            What::CrlOfUnknownCa(name) => write!(
+                f,
+                "the CRL is of {name:?}, which is not in tls_client_ca, so it counts only for clients that send the \
+                 certificate of this CA: give the CRL of each CA in tls_client_ca"
+            ),
+            What::CaWithoutCrl(name) => write!(
+                f,
+                "the CA {name:?} has no CRL, and the clients of this CA are refused, because tls_client_crl is given: \
+                 add its CRL to tls_client_crl, or remove the CA"
             ),
         }
     }
@@ -384,6 +469,21 @@ mod tests {
                 assert!(found.iter().all(|doubt| !doubt.is_fatal()));
             }
             assert!(super::doubts(Path::new("a"), &chain, end)[0].is_fatal());
+        }
+    }
+
+    #[test]
+    fn a_crl_expires_soon_in_a_week_or_in_its_last_fifth() {
+        let at = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * DAY);
+        for (life, soon) in [(10, 2), (35, 7), (100, 7)] {
+            let valid = Validity {
+                from: at(0),
+                to: at(life),
+            };
+            let to = valid.to;
+            assert_eq!(doubt_about_crl(valid, at(life - soon - 1)), None);
+            assert_eq!(doubt_about_crl(valid, at(life - soon)), Some(What::CrlEndsSoon(to)));
+            assert_eq!(doubt_about_crl(valid, to), Some(What::CrlEnded(to)));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use parking_lot::RwLock;
 use rustls::client::Resumption;
@@ -17,8 +17,6 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion, RootCertStore};
 use spliceway_protocol::address::Target;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
-use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -29,6 +27,7 @@ use super::crypto::provider;
 use super::issuers::{Authority, NotAnIssuer};
 use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
+use super::watched::{Watched, watch};
 
 /// How a service speaks TLS to its targets and its upstream proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +63,7 @@ pub(crate) struct Originator {
     settings: ClientSettings,
     provider: Arc<CryptoProvider>,
     in_force: RwLock<InForce>,
+    files: Watched<Vec<Stamp>>,
 }
 
 #[derive(Debug, Clone)]
@@ -73,8 +73,6 @@ struct InForce {
     checks: Arc<ClientConfig>,
     /// Differs if the certificates do.
     fingerprint: u64,
-    /// The files before they were read. A change while they are read is thus seen afterwards.
-    stamps: Vec<Stamp>,
     /// What servers may refuse about the certificate for them.
     doubts: Arc<[Doubt]>,
 }
@@ -141,11 +139,13 @@ impl Originator {
     /// Returns the first fault of the files.
     pub(crate) fn new(settings: ClientSettings) -> Result<Self, Unusable> {
         let provider = provider();
+        let files = Watched::new(stamps(&settings));
         let in_force = RwLock::new(read(&settings, &provider)?);
         Ok(Self {
             settings,
             provider,
             in_force,
+            files,
         })
     }
 
@@ -163,30 +163,23 @@ impl Originator {
         self.in_force.read().fingerprint
     }
 
-    /// Reads changed files within [`LOOK_AGAIN`]. Never returns.
+    /// Reads changed files. Never returns.
     pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        let mut seen = self.in_force.read().stamps.clone();
-        loop {
-            sleep(LOOK_AGAIN).await;
-            let originator = Arc::clone(&self);
-            let look = spawn_blocking(move || {
-                let now = stamps(&originator.settings);
-                let new = (now != seen).then(|| read(&originator.settings, &originator.provider));
-                (now, new)
-            });
-            let new;
-            (seen, new) = look.await.expect("a look at the files does not panic");
-            match new {
-                None => {}
-                Some(Ok(new)) => {
-                    *self.in_force.write() = new;
-                    tracing::info!(service, "read the changed certificates for targets");
-                }
-                Some(Err(bad)) => {
-                    tracing::error!(service, "the previous TLS files for targets stay in force: {bad}");
-                }
-            }
-        }
+        watch(service, move || drop(self.look(service))).await;
+    }
+
+    /// Reads the files again if they have changed since the last look, and says what follows.
+    fn look(&self, service: &'static str) -> Option<Result<(), Unusable>> {
+        let read = || {
+            let new = read(&self.settings, &self.provider)?;
+            *self.in_force.write() = new;
+            Ok(())
+        };
+        let tell = |result: Result<(), &str>| match result {
+            Ok(()) => tracing::info!(service, "read the changed certificates for targets"),
+            Err(why) => tracing::error!(service, "the previous TLS files for targets stay in force: {why}"),
+        };
+        self.files.look(stamps(&self.settings), read, tell)
     }
 
     /// Shakes hands with a target. `protocol` is that on which the client has agreed. A check
@@ -275,9 +268,6 @@ impl AgreedWithServer {
     }
 }
 
-/// The time between two looks at the files.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
-
 fn stamps(settings: &ClientSettings) -> Vec<Stamp> {
     let pair = settings.pair.iter();
     let pair = pair.flat_map(|pair| [&pair.certificate, &pair.key]);
@@ -287,7 +277,6 @@ fn stamps(settings: &ClientSettings) -> Vec<Stamp> {
 
 /// Reads the files.
 fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InForce, Unusable> {
-    let stamps = stamps(settings);
     let mut hasher = DefaultHasher::new();
     let verifier: Arc<dyn ServerCertVerifier> = if settings.verifies {
         let (roots, all, named) = authorities(settings.authorities.as_deref())?;
@@ -320,7 +309,6 @@ fn read(settings: &ClientSettings, provider: &Arc<CryptoProvider>) -> Result<InF
         config: Arc::new(config),
         checks: Arc::new(checks),
         fingerprint: hasher.finish(),
-        stamps,
         doubts: doubts.into(),
     })
 }

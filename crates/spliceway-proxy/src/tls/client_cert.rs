@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt::{self, Display, Formatter};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +19,7 @@ use super::certificate::{self, BadFile, read_chain};
 use super::chain::{Doubt, Link, doubt_about_ca};
 use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
-use super::crl::{newest, read_crls};
+use super::crl::{self, Ca, Crl, newest, read_crls};
 use super::issuers::{Authority, Issuers, TooManyAlike};
 
 /// Which certificates a service accepts from its clients.
@@ -46,8 +46,22 @@ pub(super) struct ClientVerifier {
     crls: Vec<(PathBuf, SystemTime)>,
     /// Whether a CA restricts the names in certificates below it.
     restricts_names: bool,
-    /// What is doubtful about the CAs.
+    /// What is doubtful about the CAs and the lists.
     doubts: Vec<Doubt>,
+}
+
+/// What the files of a service have, as far as they can be read.
+pub(super) struct ClientFiles {
+    pub(super) cas: Vec<Ca>,
+    /// The newest list of each CA.
+    pub(super) crls: Vec<Crl>,
+    /// What is doubtful about the CAs and the lists.
+    pub(super) doubts: Vec<Doubt>,
+    /// The first fault of each file that cannot be used.
+    pub(super) bad: Vec<BadFile>,
+    roots: Arc<RootCertStore>,
+    /// The digests of what was read.
+    contents: Vec<Fingerprint>,
 }
 
 /// Why the certificate of a client is refused.
@@ -89,55 +103,110 @@ pub(super) async fn with_shown<T>(handshake: impl Future<Output = T>) -> (T, Opt
     SHOWN.scope(RefCell::default(), run).await
 }
 
+impl ClientFiles {
+    pub(super) fn read(settings: &ClientCertSettings, provider: &Arc<CryptoProvider>) -> Self {
+        let (mut cas, mut all, mut bad) = (Vec::new(), Vec::new(), Vec::new());
+        for file in &settings.authorities {
+            match read_cas(file) {
+                Ok(read) => cas.extend(read),
+                Err(fault) => bad.push(fault),
+            }
+        }
+        let roots = cas.iter().map(|(ca, _): &(Ca, _)| ca.anchor.clone());
+        let roots = Arc::new(RootCertStore { roots: roots.collect() });
+        for file in &settings.crls {
+            match read_crls(file) {
+                Ok(read) => all.extend(read),
+                Err(fault) => bad.push(fault),
+            }
+        }
+        let mut crls = newest(all);
+        if !roots.is_empty() {
+            crls.retain(|crl| {
+                let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
+                let checked = builder.with_crls([crl.list.clone()]).build().map_err(|error| {
+                    let why = certificate::Why::Crl(crl.line, error.to_string());
+                    bad.push(BadFile::new(&crl.file, why));
+                });
+                checked.is_ok()
+            });
+        }
+        let contents = cas.iter().map(|(_, content)| *content);
+        let of_crls = crls
+            .iter()
+            .map(|crl| Fingerprint::of(&CertificateDer::from(&*crl.list)));
+        let contents = contents.chain(of_crls).collect();
+        let cas: Vec<_> = cas.into_iter().map(|(ca, _)| ca).collect();
+        let now = SystemTime::now();
+        let mut doubts: Vec<_> = cas
+            .iter()
+            .filter_map(|ca| doubt_about_ca(&ca.file, &ca.link, now))
+            .collect();
+        // A file that cannot be read may have what is missing.
+        if bad.is_empty() {
+            doubts.extend(crl::doubts(&crls, &cas, provider, now));
+        }
+        Self {
+            cas,
+            crls,
+            doubts,
+            bad,
+            roots,
+            contents,
+        }
+    }
+}
+
+/// Returns the CAs in a file, each with the digest of its certificate.
+fn read_cas(file: &Path) -> Result<Vec<(Ca, Fingerprint)>, BadFile> {
+    let mut cas = Vec::new();
+    for (line, certificate) in read_chain(file)? {
+        let bad = |why| BadFile::new(file, why);
+        let damaged = |why| bad(certificate::Why::Certificate(line, why));
+        let link = Link::read(line, &certificate).map_err(damaged)?;
+        let authority = Authority::read(&certificate);
+        authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
+        let content = Fingerprint::of(&certificate);
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate).map_err(|error| damaged(error.to_string()))?;
+        let anchor = roots.roots.remove(0);
+        let file = file.to_owned();
+        cas.push((Ca { file, link, anchor }, content));
+    }
+    Ok(cas)
+}
+
 impl ClientVerifier {
     /// Reads the files.
     ///
     /// # Errors
     /// Returns the first fault of the files.
     pub(super) fn read(settings: &ClientCertSettings, provider: &Arc<CryptoProvider>) -> Result<Self, BadFile> {
-        let (mut roots, mut contents, mut doubts) = (RootCertStore::empty(), Vec::new(), Vec::new());
-        let mut restricts_names = false;
-        for file in &settings.authorities {
-            for (line, certificate) in read_chain(file)? {
-                let bad = |why| BadFile::new(file, why);
-                let damaged = |why| bad(certificate::Why::Certificate(line, why));
-                let link = Link::read(line, &certificate).map_err(damaged)?;
-                doubts.extend(doubt_about_ca(file, &link, SystemTime::now()));
-                let authority = Authority::read(&certificate);
-                let authority = authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
-                restricts_names |= authority.restricts_names;
-                contents.push(Fingerprint::of(&certificate));
-                roots.add(certificate).map_err(|error| damaged(error.to_string()))?;
-            }
+        let files = ClientFiles::read(settings, provider);
+        if let Some(bad) = files.bad.into_iter().next() {
+            return Err(bad);
         }
-        let roots = Arc::new(roots);
-        let builder = || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
-        let mut all = Vec::new();
-        for file in &settings.crls {
-            all.extend(read_crls(file)?);
-        }
-        let (mut lists, mut crls) = (Vec::new(), Vec::<(PathBuf, SystemTime)>::new());
-        for crl in newest(all) {
-            let checked = builder().with_crls([crl.list.clone()]).build();
-            checked.map_err(|error| BadFile::new(&crl.file, certificate::Why::Crl(crl.line, error.to_string())))?;
-            contents.push(Fingerprint::of(&CertificateDer::from(&*crl.list)));
-            lists.push(crl.list);
+        let restricts_names = files.cas.iter().any(|ca| ca.anchor.name_constraints.is_some());
+        let mut crls = Vec::<(PathBuf, SystemTime)>::new();
+        for crl in &files.crls {
             match crls.iter_mut().find(|(file, _)| *file == crl.file) {
-                Some((_, expires)) => *expires = crl.next_update.min(*expires),
-                None => crls.push((crl.file, crl.next_update)),
+                Some((_, expires)) => *expires = crl.valid.to.min(*expires),
+                None => crls.push((crl.file.clone(), crl.valid.to)),
             }
         }
-        let mut builder = builder().with_crls(lists).enforce_revocation_expiration();
+        let lists = files.crls.into_iter().map(|crl| crl.list);
+        let builder = WebPkiClientVerifier::builder_with_provider(files.roots, Arc::clone(provider));
+        let mut builder = builder.with_crls(lists).enforce_revocation_expiration();
         if !settings.is_required {
             builder = builder.allow_unauthenticated();
         }
         Ok(Self {
             inner: builder.build().expect("there is a CA, and each list was checked"),
             rules: settings.rules.clone(),
-            contents,
+            contents: files.contents,
             crls,
             restricts_names,
-            doubts,
+            doubts: files.doubts,
         })
     }
 
@@ -151,7 +220,7 @@ impl ClientVerifier {
         &self.crls
     }
 
-    /// Returns what is doubtful about the CAs.
+    /// Returns what is doubtful about the CAs and the lists.
     pub(super) fn doubts(&self) -> &[Doubt] {
         &self.doubts
     }

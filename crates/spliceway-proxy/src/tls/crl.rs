@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::CertificateRevocationListDer;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateRevocationListDer, TrustAnchor};
 use x509_cert::certificate::Rfc5280;
 use x509_cert::crl::CertificateList;
-use x509_cert::der::Decode;
-use x509_cert::der::asn1::ObjectIdentifier;
+use x509_cert::der::asn1::{AnyRef, BitStringRef, ObjectIdentifier};
+use x509_cert::der::{self, Decode, Reader, SliceReader};
 use x509_cert::name::Name;
 
-use super::certificate::{BadFile, Why, read};
+use super::certificate::{BadFile, Validity, Why, read};
+use super::chain::{Doubt, Link, What, doubt_about_crl};
 use super::pem;
 
 /// The longest file of revoked certificates that is read. It has room for a million of them.
@@ -26,10 +28,19 @@ pub(super) struct Crl {
     /// The line in which it begins.
     pub(super) line: usize,
     pub(super) list: CertificateRevocationListDer<'static>,
-    /// When it expires.
-    pub(super) next_update: SystemTime,
+    /// From its time to that of the next one, when it expires.
+    pub(super) valid: Validity,
+    /// The number of certificates that are revoked.
+    pub(super) revoked: usize,
     scope: Scope,
     age: Age,
+}
+
+/// A CA, and where its certificate is.
+pub(super) struct Ca {
+    pub(super) file: PathBuf,
+    pub(super) link: Link,
+    pub(super) anchor: TrustAnchor<'static>,
 }
 
 /// The certificates that a list is about: those of a CA, or those with one distribution point.
@@ -75,7 +86,60 @@ pub(super) fn newest(all: impl IntoIterator<Item = Crl>) -> Vec<Crl> {
     newest
 }
 
+/// Returns what is doubtful about these lists, and about the CAs that need them. With at least one
+/// list, a client is refused if a CA of its chain has none, or one that has expired.
+pub(super) fn doubts(crls: &[Crl], cas: &[Ca], provider: &CryptoProvider, now: SystemTime) -> Vec<Doubt> {
+    if crls.is_empty() {
+        return Vec::new();
+    }
+    let has_list = |ca: &Ca| crls.iter().any(|crl| crl.scope.issuer == ca.link.subject);
+    let all_have_lists = cas.iter().all(has_list);
+    let mut doubts = Vec::new();
+    for crl in crls {
+        let doubt = |what| Doubt::new(&crl.file, crl.line, what);
+        let issuer = &crl.scope.issuer;
+        let mut issuers = cas.iter().filter(|ca| ca.link.subject == *issuer).peekable();
+        if issuers.peek().is_some() {
+            let is_signed = issuers.any(|ca| crl.is_signed_by(&ca.anchor, provider).unwrap_or(false));
+            doubts.extend((!is_signed).then(|| doubt(What::CrlOfOtherKey(issuer.to_string()))));
+        } else if !all_have_lists {
+            // Otherwise, it is that of a CA between those of the files and the clients.
+            doubts.push(doubt(What::CrlOfUnknownCa(issuer.to_string())));
+        }
+        doubts.extend(doubt_about_crl(crl.valid, now).map(doubt));
+    }
+    let without = cas.iter().filter(|ca| !has_list(ca));
+    doubts.extend(without.map(|ca| {
+        let what = What::CaWithoutCrl(ca.link.subject.to_string());
+        Doubt::new(&ca.file, ca.link.line, what)
+    }));
+    doubts
+}
+
 impl Crl {
+    pub(super) fn issuer(&self) -> &Name {
+        &self.scope.issuer
+    }
+
+    /// Returns whether the key of a CA has signed the list, by an algorithm that the verifier
+    /// knows. It verifies the signature only when a client comes.
+    fn is_signed_by(&self, ca: &TrustAnchor<'_>, provider: &CryptoProvider) -> der::Result<bool> {
+        let list = AnyRef::from_der(&self.list)?;
+        let mut list = SliceReader::new(list.value())?;
+        let content = list.tlv_bytes()?;
+        let signed_by = AnyRef::decode(&mut list)?;
+        let signature = BitStringRef::decode(&mut list)?;
+        let mut key = SliceReader::new(&ca.subject_public_key_info)?;
+        let kind = AnyRef::decode(&mut key)?;
+        let key = BitStringRef::decode(&mut key)?;
+        let algorithms = provider.signature_verification_algorithms.all.iter();
+        let mut fitting = algorithms.filter(|algorithm| {
+            *algorithm.signature_alg_id() == *signed_by.value() && *algorithm.public_key_alg_id() == *kind.value()
+        });
+        let (key, signature) = (key.raw_bytes(), signature.raw_bytes());
+        Ok(fitting.any(|algorithm| algorithm.verify_signature(key, content, signature).is_ok()))
+    }
+
     fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, String> {
         let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(|error| error.to_string())?;
         let parsed = parsed.tbs_cert_list;
@@ -89,7 +153,11 @@ impl Crl {
         Ok(Self {
             file: file.to_owned(),
             line,
-            next_update: SystemTime::UNIX_EPOCH + next_update.to_unix_duration(),
+            valid: Validity {
+                from: SystemTime::UNIX_EPOCH + parsed.this_update.to_unix_duration(),
+                to: SystemTime::UNIX_EPOCH + next_update.to_unix_duration(),
+            },
+            revoked: parsed.revoked_certificates.map_or(0, |revoked| revoked.len()),
             scope: Scope {
                 distribution_point: extension(DISTRIBUTION_POINT),
                 issuer: parsed.issuer,

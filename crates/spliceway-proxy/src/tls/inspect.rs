@@ -2,9 +2,6 @@
 //! system.
 
 use std::collections::HashMap;
-use std::fs::Metadata;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -20,52 +17,23 @@ use x509_cert::der::asn1::ObjectIdentifier;
 use x509_cert::ext::pkix::AuthorityInfoAccessSyntax;
 use x509_cert::ext::pkix::name::GeneralName;
 
-use super::certificate::{BadFile, Pair, PairFiles, read_chain};
-use super::chain::{self, Doubt, Link};
+use super::certificate::{Pair, PairFiles, read_chain};
+use super::chain::{self, Link};
 use super::client::{ClientSettings, authorities};
 use super::crypto::provider;
 use super::server::ServerSettings;
 use crate::kit::clock;
 
-/// The permissions of the group, and of everybody, to write.
-const WRITE_BY_GROUP: u32 = 0o020;
-const WRITE_BY_OTHERS: u32 = 0o002;
-/// Only the owner of a file may remove it from such a folder.
-const STICKY: u32 = 0o1000;
+mod clients;
+mod finding;
+
+use finding::permissions;
+pub(crate) use finding::{Finding, Subject, Verdict};
+
 /// The place of the issuer's certificate (RFC 5280, section 4.2.2.1). Other places answer OCSP.
 const CA_ISSUERS: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.48.2");
 /// The names of a certificate that a text shows.
 const NAMES_MAX: usize = 5;
-
-/// What is known about a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Finding {
-    pub(crate) verdict: Verdict,
-    pub(crate) subject: Subject,
-    pub(crate) text: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Fine,
-    /// Some clients may refuse it, or it is less safe than it could be.
-    Doubtful,
-    /// The program or every client refuses it.
-    Faulty,
-}
-
-/// What a finding is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subject {
-    Pair,
-    Chain,
-    Names,
-    Permissions,
-    /// Whether clients accept the certificate.
-    Roots,
-    /// Which targets are trusted.
-    Authorities,
-}
 
 /// Knows the roots of the system.
 pub(crate) struct Inspector {
@@ -95,7 +63,7 @@ impl Inspector {
         Self { provider, roots }
     }
 
-    /// Returns what is known about each pair for clients, in the order of the settings.
+    /// Returns what is known about each file for clients, in the order of the settings.
     pub(crate) fn clients(&self, settings: &ServerSettings) -> Vec<(String, Vec<Finding>)> {
         let mut owners = HashMap::new();
         let (pairs, bad) = match settings.all_pairs() {
@@ -105,7 +73,17 @@ impl Inspector {
         let pairs = pairs.iter();
         let pairs = pairs.map(|files| (files.certificate.display().to_string(), self.pair(files, &mut owners)));
         let bad = bad.map(|bad| (bad.file().display().to_string(), vec![Finding::from(bad)]));
-        pairs.chain(bad).collect()
+        let mut all: Vec<_> = pairs.chain(bad).collect();
+        all.extend(
+            settings
+                .acme
+                .iter()
+                .flat_map(|acme| clients::acme(acme, &self.provider)),
+        );
+        all.extend(settings.ticket_keys.iter().map(|file| clients::ticket_keys(file)));
+        let asked = settings.clients.iter();
+        all.extend(asked.flat_map(|asked| clients::certificates(asked, &self.provider)));
+        all
     }
 
     /// Returns what is known about the files for targets and upstream proxies.
@@ -113,7 +91,12 @@ impl Inspector {
         let trust = if settings.verifies {
             let file = settings.authorities.as_deref();
             let title = file.map_or_else(|| "target_tls_ca".to_owned(), |file| file.display().to_string());
-            (title, trusted(file))
+            let mut findings = trusted(file);
+            findings.extend(
+                file.iter()
+                    .flat_map(|file| permissions(&[file], "choose which targets are trusted")),
+            );
+            (title, findings)
         } else {
             let text = "the certificates of targets are not verified, so that anybody on the way can read and change what \
                         passes: give target_tls_ca to trust a certificate of your own";
@@ -140,7 +123,10 @@ impl Inspector {
                         clientAuth";
             findings.push(Finding::new(Verdict::Faulty, Subject::Chain, text.to_owned()));
         }
-        findings.extend(permissions(files));
+        findings.extend(permissions(
+            &[&files.certificate, &files.key],
+            "replace the certificate",
+        ));
         if findings.is_empty() {
             let text = format!("for targets; it ends at {}", clock::rfc3339_seconds(pair.valid.to));
             findings.push(Finding::new(Verdict::Fine, Subject::Pair, text));
@@ -155,7 +141,10 @@ impl Inspector {
             Err(bad) => return vec![bad.into()],
         };
         let mut findings: Vec<_> = pair.doubts.iter().map(Finding::from).collect();
-        findings.extend(permissions(files));
+        findings.extend(permissions(
+            &[&files.certificate, &files.key],
+            "replace the certificate",
+        ));
         findings.extend(shared(&pair, owners));
         let accepted = self.accepted(&pair.key.cert);
         let is_accepted = accepted.is_ok();
@@ -281,47 +270,6 @@ fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
     )
 }
 
-/// Returns who could replace the files, besides their owner.
-fn permissions(files: &PairFiles) -> Vec<Finding> {
-    writable_by_others(files).unwrap_or_else(|error| {
-        let text = format!("cannot see the permissions: {error}");
-        vec![Finding::new(Verdict::Doubtful, Subject::Permissions, text)]
-    })
-}
-
-fn writable_by_others(files: &PairFiles) -> io::Result<Vec<Finding>> {
-    let mode = |data: Metadata| data.permissions().mode();
-    let mut findings = Vec::new();
-    let mut files = vec![&*files.certificate, &*files.key];
-    files.dedup();
-    let mut folders: Vec<_> = files.iter().filter_map(|file| file.parent()).collect();
-    folders.dedup();
-    for file in files {
-        let mode = mode(file.metadata()?);
-        if mode & (WRITE_BY_GROUP | WRITE_BY_OTHERS) != 0 {
-            findings.push(writable(file, "go-w"));
-        }
-    }
-    for folder in folders {
-        let folder = if folder.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            folder
-        };
-        let mode = mode(folder.metadata()?);
-        if mode & WRITE_BY_OTHERS != 0 && mode & STICKY == 0 {
-            findings.push(writable(folder, "o-w"));
-        }
-    }
-    Ok(findings)
-}
-
-fn writable(path: &Path, change: &str) -> Finding {
-    let path = path.display();
-    let text = format!("others can write {path}, and so replace the certificate: run `chmod {change} {path}`");
-    Finding::new(Verdict::Doubtful, Subject::Permissions, text)
-}
-
 /// Returns the names for which an earlier certificate is chosen.
 fn shared(pair: &Pair, owners: &mut HashMap<(Box<str>, String), String>) -> Option<Finding> {
     let kind = format!("{:?}", pair.key.key.algorithm());
@@ -349,29 +297,6 @@ fn named(names: &[Box<str>]) -> String {
     }
 }
 
-impl Finding {
-    fn new(verdict: Verdict, subject: Subject, text: String) -> Self {
-        Self { verdict, subject, text }
-    }
-}
-
-impl From<BadFile> for Finding {
-    fn from(bad: BadFile) -> Self {
-        Self::new(Verdict::Faulty, Subject::Pair, bad.to_string())
-    }
-}
-
-impl From<&Doubt> for Finding {
-    fn from(doubt: &Doubt) -> Self {
-        let verdict = if doubt.is_fatal() {
-            Verdict::Faulty
-        } else {
-            Verdict::Doubtful
-        };
-        Self::new(verdict, Subject::Chain, doubt.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -380,6 +305,7 @@ mod tests {
     use rcgen::{
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
     };
+    use std::os::unix::fs::PermissionsExt;
 
     fn params(name: &str, hosts: &[&str]) -> CertificateParams {
         let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();

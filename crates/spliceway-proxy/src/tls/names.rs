@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::SignatureScheme;
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -84,7 +85,7 @@ impl Pairs {
 impl ResolvesServerCert for Pairs {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let pair = self.choose(hello.server_name(), hello.signature_schemes())?;
-        Some(Arc::clone(&pair.key))
+        Some(Arc::clone(pair.to_send(SystemTime::now())))
     }
 }
 

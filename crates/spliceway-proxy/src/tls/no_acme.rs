@@ -2,9 +2,10 @@
 //! would use it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
@@ -13,6 +14,7 @@ use spliceway_protocol::address::Target;
 
 use super::certificate::PairFiles;
 use super::client::Originator;
+use super::counts::NextTry;
 use super::server::Terminator;
 use crate::net::stream::Stream;
 
@@ -40,6 +42,10 @@ impl AcmeSettings {
         unreachable!("{REFUSED}")
     }
 
+    pub(crate) fn next_try(&self, _: &str, _: &CryptoProvider, _: SystemTime) -> io::Result<NextTry> {
+        unreachable!("{REFUSED}")
+    }
+
     pub(crate) fn answer(&self, _: &str, _: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
         unreachable!("{REFUSED}")
     }
@@ -51,6 +57,14 @@ pub(crate) struct StateFolder;
 impl StateFolder {
     pub(crate) fn new(_: PathBuf, _: &str) -> Result<Self, &'static str> {
         Err("needs a build with TLS: expected one with the cargo feature `tls`")
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        unreachable!("{REFUSED}")
+    }
+
+    pub(crate) fn pair(&self, _: &str) -> PathBuf {
+        unreachable!("{REFUSED}")
     }
 
     pub(crate) fn answer(&self, _: &str) -> io::Result<Option<String>> {

@@ -4,9 +4,9 @@ use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use rustls::crypto::CryptoProvider;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
@@ -14,14 +14,13 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{AlertDescription, Error, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
 use super::acme::{AcmeSettings, is_validation};
 use super::agreed::Agreed;
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
+use super::chain::Doubt;
 use super::client_cert::{BadClientCert, ClientCertSettings, ClientVerifier, with_shown};
 use super::client_name::ClientCert;
 use super::counts::Counts;
@@ -30,6 +29,7 @@ use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::shared_keys::{SharedKeys, ticketer};
 use super::tickets::Tickets;
+use super::watched::{Stale, Watched, watch};
 
 /// How a listener terminates TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,21 +58,11 @@ pub(crate) struct Terminator {
     provider: Arc<CryptoProvider>,
     in_force: RwLock<InForce>,
     tickets: Arc<Tickets>,
-    /// The state of the files before they were read.
-    seen: Mutex<Stamps>,
+    files: Watched<Stamps>,
     /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
     /// their turn, so that a flood of them leaves time for the sessions of all services.
     turns: Semaphore,
     counts: Arc<Counts>,
-    stale: Mutex<Option<Stale>>,
-}
-
-/// The previous TLS files stay in force.
-#[derive(Debug, Clone)]
-pub(crate) struct Stale {
-    pub(crate) since: SystemTime,
-    /// What is wrong with the changed files.
-    pub(crate) why: Arc<str>,
 }
 
 #[derive(Debug, Clone)]
@@ -148,7 +138,7 @@ impl Terminator {
     /// Returns the first fault of the files.
     pub(crate) fn new(settings: ServerSettings) -> Result<Self, BadFile> {
         let provider = provider();
-        let seen = Mutex::new(settings.stamps());
+        let files = Watched::new(settings.stamps());
         let tickets = Arc::new(Tickets::new());
         let in_force = read(&settings, &provider, &tickets)?;
         Ok(Self {
@@ -156,10 +146,9 @@ impl Terminator {
             provider,
             in_force: RwLock::new(in_force),
             tickets,
-            seen,
+            files,
             turns: turns(),
             counts: Arc::default(),
-            stale: Mutex::default(),
         })
     }
 
@@ -177,10 +166,9 @@ impl Terminator {
             provider: Arc::clone(&self.provider),
             in_force: RwLock::new(in_force),
             tickets: Arc::clone(&before.tickets),
-            seen: Mutex::new(self.seen.lock().clone()),
+            files: self.files.continued(),
             turns: turns(),
             counts: Arc::clone(&before.counts),
-            stale: Mutex::default(),
         }
     }
 
@@ -222,61 +210,31 @@ impl Terminator {
         Ok(())
     }
 
-    /// Reads changed files every [`LOOK_AGAIN`]. Never returns.
+    /// Reads changed files. Never returns.
     pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        loop {
-            sleep(LOOK_AGAIN).await;
-            let terminator = Arc::clone(&self);
-            // A thousand pairs take a blocking thread for a moment, and no worker.
-            if let Err(error) = spawn_blocking(move || terminator.look(service)).await {
-                tracing::error!(service, "the previous TLS files stay in force: {error}");
-            }
-        }
+        watch(service, move || drop(self.look(service))).await;
     }
 
     /// Reads the certificates again if a file has changed since the last look, and says what
-    /// follows. If they could not be used, it tries again, because the moment may have been wrong:
-    /// a lack of descriptors, or of memory.
+    /// follows.
     fn look(&self, service: &'static str) -> Option<Result<(), BadFile>> {
-        let now = self.settings.stamps();
-        if now == *self.seen.lock() && self.stale().is_none() {
-            return None;
-        }
-        // What changes while the files are read is seen at the next look.
-        *self.seen.lock() = now;
-        let reloaded = self.reload();
-        self.tell(service, reloaded.as_ref().err());
-        Some(reloaded)
-    }
-
-    /// Counts a reading of changed files and writes its result to the log, unless it failed as the
-    /// one before.
-    fn tell(&self, service: &'static str, fault: Option<&BadFile>) {
-        let fault = fault.map(BadFile::to_string);
-        let mut stale = self.stale.lock();
-        let known = stale.as_ref().map(|stale| &*stale.why);
-        if fault.is_some() && known == fault.as_deref() {
-            return;
-        }
-        self.counts.reloaded(fault.is_none());
-        *stale = fault.map(|why| {
-            tracing::error!(service, "the previous TLS files stay in force: {why}");
-            Stale {
-                since: stale.as_ref().map_or_else(SystemTime::now, |stale| stale.since),
-                why: why.into(),
+        let tell = |result: Result<(), &str>| {
+            self.counts.reloaded(result.is_ok());
+            if let Err(why) = result {
+                tracing::error!(service, "the previous TLS files stay in force: {why}");
+                return;
             }
-        });
-        if stale.is_none() {
             tracing::info!(service, "read the changed certificates");
-            for doubt in self.doubts().into_iter().chain(self.doubts_about_cas()) {
+            for (_, doubt) in self.doubts().into_iter().chain(self.doubts_about_clients()) {
                 tracing::warn!(service, "{doubt}");
             }
-        }
+        };
+        self.files.look(self.settings.stamps(), || self.reload(), tell)
     }
 
     /// Returns since when the previous TLS files stay in force, although the files have changed.
     pub(crate) fn stale(&self) -> Option<Stale> {
-        self.stale.lock().clone()
+        self.files.stale()
     }
 
     /// Returns the keys of tickets, with which clients resume their sessions.
@@ -310,25 +268,16 @@ impl Terminator {
         self.pairs().all().len()
     }
 
-    /// Returns what clients may refuse about the certificates in force.
-    pub(crate) fn doubts(&self) -> Vec<String> {
-        let pairs = self.pairs();
-        let mut all = pairs.all().iter().flat_map(|pair| &pair.doubts);
-        let mut shown: Vec<_> = all.by_ref().take(DOUBTS_MAX).map(ToString::to_string).collect();
-        let more = all.count();
-        if more > 0 {
-            shown.push(format!(
-                "{more} more certificates have such faults: see the flag `tls` of `spliceway doctor`"
-            ));
-        }
-        shown
+    /// Returns what clients may refuse about the certificates in force, each with its file.
+    pub(crate) fn doubts(&self) -> Vec<(PathBuf, String)> {
+        first_ones(self.pairs().all().iter().flat_map(|pair| &pair.doubts))
     }
 
-    /// Returns what is doubtful about the CAs that issue the certificates of clients.
-    pub(crate) fn doubts_about_cas(&self) -> Vec<String> {
+    /// Returns what is doubtful about the CAs that issue the certificates of clients, and about
+    /// their CRLs, each with its file.
+    pub(crate) fn doubts_about_clients(&self) -> Vec<(PathBuf, String)> {
         let clients = self.in_force.read().clients.clone();
-        let doubts = clients.iter().flat_map(|clients| clients.doubts());
-        doubts.map(ToString::to_string).take(DOUBTS_MAX).collect()
+        first_ones(clients.iter().flat_map(|clients| clients.doubts()))
     }
 
     /// Returns the certificates that end first, each with its file. There are at most `max`.
@@ -454,6 +403,23 @@ where
     }
 }
 
+/// Shows the first doubts, and the number of the others.
+fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, String)> {
+    let shown = all.by_ref().take(DOUBTS_MAX);
+    let mut shown: Vec<_> = shown
+        .map(|doubt| (doubt.file().to_owned(), doubt.to_string()))
+        .collect();
+    let more = all.count();
+    if more > 0
+        && let Some((file, _)) = shown.last()
+    {
+        let file = file.clone();
+        let more = format!("{more} more certificates have such faults: see the flag `tls` of `spliceway doctor`");
+        shown.push((file, more));
+    }
+    shown
+}
+
 /// Half of the processors sign at most.
 fn turns() -> Semaphore {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -463,9 +429,6 @@ fn turns() -> Semaphore {
 /// The warnings about certificates that one read shows. With a thousand certificates that end on
 /// one day, the first ones tell the operator enough.
 const DOUBTS_MAX: usize = 8;
-/// The time between two looks at the files. Together with the time to read them, a change is in
-/// force within 10 seconds.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// The longest hello, with the heads of its records, as in `sni`. rustls would store 64 KiB.
 const HELLO_MAX_BYTES: usize = 20 << 10;
 /// The alert `internal_error` in a record, before a version is agreed on.

@@ -80,11 +80,20 @@ impl SharedKeys {
     /// # Errors
     /// Returns the first fault of the file.
     pub(super) fn read(path: &Path, pairs: &Pairs) -> Result<Self, BadFile> {
-        let secrets = read(path).map_err(|why| BadFile::new(path, why))?;
+        let secrets = secrets(path).map_err(|why| BadFile::new(path, why))?;
         let mut names: Vec<_> = pairs.all().iter().flat_map(names_of).collect();
         names.sort_unstable();
         names.dedup();
         Ok(Self::new(secrets, &names.concat(), SystemTime::now()))
+    }
+
+    /// Returns the number of keys in a file.
+    ///
+    /// # Errors
+    /// Returns the first fault of the file.
+    pub(super) fn count(path: &Path) -> Result<usize, BadFile> {
+        let secrets = secrets(path).map_err(|why| BadFile::new(path, why))?;
+        Ok(secrets.len())
     }
 
     fn new(secrets: Vec<[u8; KEY_BYTES]>, names: &[u8], now: SystemTime) -> Self {
@@ -200,7 +209,7 @@ impl Debug for Ticketer {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<[u8; KEY_BYTES]>, Why> {
+fn secrets(path: &Path) -> Result<Vec<[u8; KEY_BYTES]>, Why> {
     let (text, mode) = certificate::read(path, FILE_MAX_BYTES)?;
     let secrets = parse(&text).map_err(Why::TicketKeys)?;
     if mode & READ_BY_OTHERS != 0 {

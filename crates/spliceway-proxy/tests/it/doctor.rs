@@ -152,13 +152,35 @@ fn doctor_finds_the_behaviour_of_the_kernel_that_the_relay_relies_on() {
 
 #[test]
 fn doctor_prints_at_most_80_columns_and_no_colours_into_a_file() {
-    let output = Command::new(DOCTOR).arg("doctor").output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("\nZero copy works here."), "{text}");
-    assert!(!text.contains('\x1b'), "{text}");
-    for line in text.lines() {
-        assert!(line.chars().count() <= 80, "{line}");
+    for (arguments, lines) in [(&["doctor"][..], 5..=20), (&["doctor", "-v"], 60..=150)] {
+        let output = Command::new(DOCTOR).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.starts_with("Zero copy works here."), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+        assert!(lines.contains(&text.lines().count()), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
+}
+
+#[test]
+fn doctor_shows_what_needs_attention_and_counts_the_rest() {
+    if !has_tool("prlimit", "util-linux") {
+        return;
+    }
+    let mut command = Command::new("prlimit");
+    let output = command.args(["--nofile=256:256", DOCTOR, "doctor"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "differs the limit on descriptors: hard limit 256: 83 sessions → LimitNOFILE=1048576",
+        "ok Zero copy: 2 of 2 checks",
+        "`-v` shows every check",
+    ] {
+        assert!(words.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("[splice]"), "{text}");
 }
 
 #[test]

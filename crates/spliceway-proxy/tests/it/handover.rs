@@ -267,6 +267,9 @@ fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
     let active = "spliceway_connections_active";
     assert_eq!(program.sum(active, &[]), 0);
     assert_eq!(program.sum("spliceway_lost_bytes_total", &[]), 0);
+    // Each upgrade counts once, in whichever process.
+    let upgrades = ["ok", "failed"].map(|result| program.sum("spliceway_upgrades_total", &[result]));
+    assert_eq!(upgrades, [3, 0]);
     process.signal(Signal::TERM);
     program.line("drained: every session has ended");
     while process.lives() {

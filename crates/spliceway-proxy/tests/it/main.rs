@@ -13,6 +13,8 @@ mod bench;
 // Which side, network or limit made a session slow.
 mod bottleneck;
 mod chains;
+// Services that are given to a running program.
+mod changes;
 mod clients;
 mod command_line;
 // Messages about files that are wrong.
@@ -20,6 +22,7 @@ mod config_faults;
 // What files mean.
 mod config_files;
 mod doctor;
+mod doctor_config;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;

@@ -7,11 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use spliceway_net::has_tool;
 
 use crate::accept::exhausted;
-use crate::harness::{Program, contrib};
+use crate::harness::{Folder, Program, TextFile, contrib, refusing};
 use crate::tls::client::Pair;
+use crate::tls::client_cert::Authority;
+use crate::user_limits::{file, users};
 
 /// Returns the answer of a program that has served and refused clients, so that it exports every
-/// metric.
+/// metric that needs no file.
 fn exposition() -> String {
     let pair = Pair::new(&["a.test"]);
     let arguments = [&["--handshake-timeout", "1h"], &pair.arguments()[..]].concat();
@@ -21,6 +23,29 @@ fn exposition() -> String {
     program.await_sum("spliceway_accept_errors_total", &[], 1);
     drop(clients);
     program.await_sum("spliceway_connections_total", &[], 1);
+    let answer = program.get("/metrics");
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+/// Returns the answer of a program with backends, users, quotas, a CRL and ACME.
+fn exposition_of_files() -> String {
+    let (folder, users, pair) = (Folder::new("exposition"), users(), Pair::new(&["a.test"]));
+    let (authority, target) = (Authority::new("CA"), refusing());
+    folder.file("ca.pem", &authority.pem);
+    folder.file("crl.pem", &authority.revoke(&[], 2900));
+    let tables = format!(
+        "[limits]\nquota_file = \"quotas\"\n[[user]]\nname = \"ann\"\nquota = \"1MB/day\"\n\
+         [[service]]\nname = \"web\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n\
+         check = \"connect\"\ntls_cert = \"{}\"\ntls_key = \"{}\"\n\
+         tls_client_ca = \"ca.pem\"\ntls_client_crl = \"crl.pem\"\n\
+         [[service]]\nname = \"acme\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n\
+         acme = [\"b.test\"]\n[acme]\nstate = \"acme\"\naccept_terms = true\ndirectory = \"https://{target}/\"\n",
+        pair.certificate.path(),
+        pair.key.path()
+    );
+    folder.file("main.toml", &file("socks5", &users, &tables));
+    let program = Program::run(&TextFile(folder.0.join("main.toml")));
+    program.await_sum("spliceway_backend_checks_total", &["failed"], 1);
     let answer = program.get("/metrics");
     answer.split_once("\r\n\r\n").unwrap().1.to_owned()
 }
@@ -54,8 +79,8 @@ fn metrics_in(text: &str) -> HashSet<String> {
 
 #[test]
 fn the_dashboard_and_the_alerts_use_only_metrics_that_exist() {
-    let exposition = exposition();
-    let exported = series(&exposition);
+    let (exposition, of_files) = (exposition(), exposition_of_files());
+    let exported = &series(&exposition) | &series(&of_files);
     for path in [
         "grafana/spliceway.json",
         "prometheus/spliceway.rules.yml",
@@ -64,7 +89,7 @@ fn the_dashboard_and_the_alerts_use_only_metrics_that_exist() {
         let used = metrics_in(&fs::read_to_string(contrib(path)).unwrap());
         assert!(used.len() >= 10, "{path}: {used:?}");
         let unknown: Vec<_> = used.difference(&exported).collect();
-        assert!(unknown.is_empty(), "{path}: {unknown:?}\n{exposition}");
+        assert!(unknown.is_empty(), "{path}: {unknown:?}\n{exposition}{of_files}");
     }
 }
 
@@ -74,18 +99,19 @@ fn promtool_accepts_names_and_help_texts() {
         return;
     }
     // promtool reads the text format, which the program serves unless a scraper prefers another.
-    let text = exposition();
-    let mut promtool = Command::new("promtool");
-    let mut promtool = promtool
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let output = promtool.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}\n{text}");
+    for text in [exposition(), exposition_of_files()] {
+        let mut promtool = Command::new("promtool");
+        let mut promtool = promtool
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = promtool.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}\n{text}");
+    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod acme;
 pub(crate) mod client;
-mod client_cert;
+pub(crate) mod client_cert;
 mod distrust;
+mod doctor;
 mod folder;
 mod hostile;
 mod leaving;

@@ -19,7 +19,7 @@ fn settings_of(toml: &str) -> String {
     let read = source::read(&path, &environment);
     std::fs::remove_file(&path).unwrap();
     let (config, sources) = read.unwrap_or_else(|wrong| panic!("{wrong}: {toml}"));
-    let mut settings = settle(&config, &Origin::Files(sources)).unwrap();
+    let mut settings = settle(&config, Origin::Files(sources)).unwrap();
     settings.warnings.clear();
     format!("{settings:?}")
 }
@@ -59,7 +59,7 @@ fn the_printed_file_means_what_the_command_line_means() {
     ] {
         let words = std::iter::once("spliceway").chain(line.split_whitespace());
         let config = Cli::try_parse_from(words).unwrap().config().unwrap();
-        let mut settings = settle(&config, &Origin::CommandLine).unwrap();
+        let mut settings = settle(&config, Origin::CommandLine).unwrap();
         settings.warnings.clear();
         let printed = toml(config);
         assert_eq!(settings_of(&printed), format!("{settings:?}"), "{line}\n{printed}");

@@ -31,6 +31,15 @@ pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener>
     UnixListener::from_std(socket.into())
 }
 
+/// Tells whether [`listen`] would succeed.
+///
+/// # Errors
+/// Returns an error if another program listens there.
+pub(super) fn try_out(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    socket.bind(&SockAddr::unix(system_path(path))?)
+}
+
 /// Decides who may connect from now on.
 pub(super) fn set_mode(path: &Path, mode: Option<u32>) {
     let mut private = PRIVATE.write();

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use socket2::{Domain, SockRef, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
 use super::listening::{Listener, Transport};
@@ -14,6 +14,7 @@ use super::options::{BACKLOG, socket_to_listen};
 use super::socket_file::{Ownership, SocketFile};
 use super::{abstract_socket, inherited};
 use crate::net::datagrams;
+use crate::net::transparent::may_allow_foreign_addresses;
 use spliceway_protocol::address::{ListenAddress, is_abstract};
 
 /// The receive buffer of a socket for the datagrams of all clients. The kernel lowers it to
@@ -31,18 +32,8 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
         Transport::Streams => listen,
         Transport::Datagrams => receive,
     };
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
     let bound = match address {
-        ListenAddress::Every(port) => match listen((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
-            Err(error) if no_such_family(&error) => listen((Ipv4Addr::UNSPECIFIED, *port).into(), false),
-            listener => listener,
-        }
-        .map(|listener| vec![listener]),
-        ListenAddress::Ip(address) => listen(*address, true).map(|listener| vec![listener]),
-        ListenAddress::Name(name, port) => match lookup_host((&**name, *port)).await {
-            Ok(addresses) => listen_on_all(addresses, listen),
-            Err(error) => Err(error),
-        },
+        ListenAddress::Every(_) | ListenAddress::Ip(_) | ListenAddress::Name(..) => each_ip(address, listen).await,
         ListenAddress::Unix { .. } if transport == Transport::Datagrams => {
             Err(io::Error::other("a Unix socket is not for datagrams"))
         }
@@ -54,7 +45,42 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
         }
         ListenAddress::Inherited(name) => inherited::take(name, transport),
     };
-    bound.map_err(named)
+    bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
+}
+
+/// Tells whether [`bind`] would succeed, and changes nothing. No client can connect meanwhile, and
+/// a program that listens there notices nothing.
+///
+/// # Errors
+/// Returns the first error, whose text lacks the address.
+pub(crate) async fn try_out(address: &ListenAddress, transport: Transport, is_behind_tproxy: bool) -> io::Result<()> {
+    let bind = match transport {
+        Transport::Streams => bound,
+        Transport::Datagrams => bound_for_datagrams,
+    };
+    let sockets = match address {
+        ListenAddress::Every(_) | ListenAddress::Ip(_) | ListenAddress::Name(..) => each_ip(address, bind).await?,
+        ListenAddress::Unix { path, .. } if is_abstract(path) => return abstract_socket::try_out(path),
+        ListenAddress::Unix { path, .. } => return SocketFile::try_out(path),
+        // The service manager passes it only to the service.
+        ListenAddress::Inherited(_) => return Ok(()),
+    };
+    let mut sockets = sockets.iter().filter(|_| is_behind_tproxy);
+    sockets.try_for_each(may_allow_foreign_addresses)
+}
+
+/// Calls `bind` for each IP address that this address stands for: a host name has several.
+async fn each_ip<T>(address: &ListenAddress, bind: fn(SocketAddr, bool) -> io::Result<T>) -> io::Result<Vec<T>> {
+    match address {
+        ListenAddress::Every(port) => match bind((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
+            Err(error) if no_such_family(&error) => bind((Ipv4Addr::UNSPECIFIED, *port).into(), false),
+            bound => bound,
+        }
+        .map(|bound| vec![bound]),
+        ListenAddress::Ip(address) => bind(*address, true).map(|bound| vec![bound]),
+        ListenAddress::Name(name, port) => on_all(lookup_host((&**name, *port)).await?, bind),
+        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => Ok(Vec::new()),
+    }
 }
 
 /// Returns the listener of a socket that another process opened for `address`. Its file belongs to
@@ -113,25 +139,21 @@ fn has_any_port(address: &ListenAddress) -> bool {
     }
 }
 
-/// Listens on all addresses of a name. It skips an address that this machine does not have, such as
+/// Binds all addresses of a name. It skips an address that this machine does not have, such as
 /// `::1` if IPv6 is off. It returns an error if the machine has none of the addresses.
-fn listen_on_all(
+fn on_all<T>(
     addresses: impl Iterator<Item = SocketAddr>,
-    listen: fn(SocketAddr, bool) -> io::Result<Listener>,
-) -> io::Result<Vec<Listener>> {
-    let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
+    bind: fn(SocketAddr, bool) -> io::Result<T>,
+) -> io::Result<Vec<T>> {
+    let (mut all, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
     for address in addresses {
-        match listen(address, true) {
-            Ok(listener) => listeners.push(listener),
+        match bind(address, true) {
+            Ok(bound) => all.push(bound),
             Err(error) if no_such_family(&error) => missing = error,
             Err(error) => return Err(error),
         }
     }
-    if listeners.is_empty() {
-        Err(missing)
-    } else {
-        Ok(listeners)
-    }
+    if all.is_empty() { Err(missing) } else { Ok(all) }
 }
 
 fn no_such_family(error: &io::Error) -> bool {
@@ -142,22 +164,32 @@ fn no_such_family(error: &io::Error) -> bool {
 }
 
 fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = bound(address, v6_only)?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+}
+
+fn bound(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = socket_to_listen(address, v6_only)?;
     // Without this option, a restart must wait until the last connections of the previous run have
     // left TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+    Ok(socket)
+}
+
+fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = bound_for_datagrams(address, v6_only)?;
+    Listener::of_datagrams(socket)
 }
 
 /// Binds a socket for datagrams. It lacks `SO_REUSEADDR`, with which another program could take the
 /// datagrams.
-fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+fn bound_for_datagrams(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = datagrams::new_socket(address, v6_only)?;
     socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
     socket.bind(&address.into())?;
-    Listener::of_datagrams(socket)
+    Ok(socket)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Mode, OFlags, fchmod, open};
+use rustix::fs::{Access, Mode, OFlags, access, fchmod, open};
 use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use spliceway_protocol::address::is_abstract;
@@ -16,6 +16,7 @@ use tokio::net::UnixListener;
 
 use super::abstract_socket::{self, is_owner};
 use super::options::BACKLOG;
+use crate::net::holder;
 
 /// The default mode: only the user of this program and root may connect. By default, other users of
 /// the machine must not use the proxy.
@@ -72,6 +73,21 @@ impl SocketFile {
         }
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
+    }
+
+    /// Tells whether [`Self::listen`] would succeed. Connects to nothing, and changes nothing.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub(super) fn try_out(path: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(found) if !found.file_type().is_socket() => return Err(no_socket()),
+            Ok(_) if holder::has_listener(path) => return Err(in_use()),
+            Ok(_) | Err(_) => {}
+        }
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
     }
 
     /// Returns the file of a socket that another process has bound to `path`. It belongs to this
@@ -182,16 +198,21 @@ fn inode(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
+fn no_socket() -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, "a file exists there that is not a socket")
+}
+
+fn in_use() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, "another program listens there")
+}
+
 /// Removes a socket without a listener.
 fn make_way(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                "a file exists there that is not a socket",
-            ));
+            return Err(no_socket());
         }
         Ok(_) => {}
     }
@@ -203,10 +224,7 @@ fn make_way(path: &Path) -> io::Result<()> {
         .map_err(|error| Errno::from_io_error(&error))
     {
         Err(Some(Errno::CONNREFUSED)) => fs::remove_file(path),
-        Ok(()) | Err(Some(Errno::AGAIN)) => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another program listens there",
-        )),
+        Ok(()) | Err(Some(Errno::AGAIN)) => Err(in_use()),
         Err(Some(Errno::NOENT)) => Ok(()),
         Err(errno) => Err(errno.map_or_else(|| io::Error::other("cannot tell if the socket is in use"), Into::into)),
     }

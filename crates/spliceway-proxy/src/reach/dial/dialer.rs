@@ -190,6 +190,20 @@ impl Dialer {
         }
     }
 
+    /// Returns every address that a name stands for, as [`Self::members`] finds them now.
+    ///
+    /// # Errors
+    /// As [`Self::members`].
+    pub(crate) async fn members_now(
+        &self,
+        name: &str,
+        port: u16,
+        is_srv: bool,
+    ) -> Result<Vec<SocketAddr>, LookupError> {
+        let found = self.members(name, port, is_srv, &mut Memory::default()).await?;
+        Ok(found.members.iter().map(|member| member.address).collect())
+    }
+
     pub(super) fn caller(&self, client: Option<ClientKey>) -> Caller {
         Caller {
             client,

@@ -94,7 +94,12 @@ impl Upgrade {
     ) -> Result<(), Stopped> {
         let process = &overview.process;
         let offered = offered.into_iter().chain(self.monitors.iter().cloned());
-        handover.send_listeners(offered.collect(), &process.sessions).await?;
+        let given = overview
+            .settings()
+            .and_then(|settings| settings.origin.given().encode());
+        handover
+            .send_listeners(offered.collect(), given, &process.sessions)
+            .await?;
         handover.start_services(overview).await?;
         give_up.check()?;
         give_up.begin_sessions();
@@ -120,11 +125,17 @@ impl Handover {
         Self { new, tally }
     }
 
-    /// Sends the listeners, and waits until the new process is ready.
-    async fn send_listeners(&mut self, offered: Vec<Offered>, sessions: &Sessions) -> Result<(), Stopped> {
+    /// Sends the listeners and the services that were `given` at run time, and waits until the new
+    /// process is ready.
+    async fn send_listeners(
+        &mut self,
+        offered: Vec<Offered>,
+        given: Option<Vec<u8>>,
+        sessions: &Sessions,
+    ) -> Result<(), Stopped> {
         let (give_up, new) = (self.new.give_up(), &mut self.new);
         let ready = async {
-            let sent = send_listeners(new, &offered, sessions).await;
+            let sent = send_listeners(new, &offered, given.as_deref(), sessions).await;
             match new.answer_after(sent).await? {
                 ToOld::Ready => Ok(()),
                 other => Err(Trouble::unexpected(&other)),
@@ -257,7 +268,12 @@ impl Handover {
     }
 }
 
-async fn send_listeners(new: &mut NewProcess, offered: &[Offered], sessions: &Sessions) -> Result<(), NotSent> {
+async fn send_listeners(
+    new: &mut NewProcess,
+    offered: &[Offered],
+    given: Option<&[u8]>,
+    sessions: &Sessions,
+) -> Result<(), NotSent> {
     new.send(&ToNew::Hello { version: VERSION }, &[], &[]).await?;
     for (group, offered) in offered.iter().enumerate() {
         for listener in offered.descriptors() {
@@ -268,6 +284,9 @@ async fn send_listeners(new: &mut NewProcess, offered: &[Offered], sessions: &Se
             };
             new.send(&message, &[], &[listener]).await?;
         }
+    }
+    if let Some(given) = given {
+        new.send_long(&ToNew::Given, given).await?;
     }
     let last_session = sessions.last_id();
     new.send(&ToNew::Prepare { last_session }, &[], &[]).await

@@ -29,6 +29,9 @@ pub(super) enum ToNew {
         address: String,
         group: usize,
     },
+    /// The data is the JSON of the services that were given at run time. It is only sent if there
+    /// are some, so that a program from before them can take over the others.
+    Given,
     /// There are no more listeners. Sessions have identifiers up to this one.
     Prepare { last_session: u64 },
     /// Start the services. The data is the counters so far. If it is not the JSON of

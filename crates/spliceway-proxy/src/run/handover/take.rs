@@ -27,12 +27,17 @@ use crate::net::stream::Stream;
 use crate::run::drain;
 use crate::run::notify::{Manager, Message};
 use crate::session::{self, Process, Record, Service, Session, Suspended};
+use crate::settings::Given;
 
 /// The socket to the process that has started this one.
 pub(in crate::run) struct Successor(StdUnixStream);
 
 /// The old process, and the socket to it.
-pub(in crate::run) struct OldProcess(Link);
+pub(in crate::run) struct OldProcess {
+    link: Link,
+    /// The services that were given to it at run time.
+    given: Given,
+}
 
 /// What the new process postpones until the old one accepts no clients any more. So a new process
 /// that is refused, ends or hangs has changed nothing.
@@ -88,7 +93,10 @@ impl Successor {
     /// # Errors
     /// Returns the reason why this process does not take over, and tells it to the old process.
     pub(in crate::run) async fn receive(self, process: &Process) -> io::Result<OldProcess> {
-        let mut old = OldProcess(Link::new(self.0)?);
+        let mut old = OldProcess {
+            link: Link::new(self.0)?,
+            given: Given::default(),
+        };
         match old.receive_listeners(process).await {
             Ok(()) => Ok(old),
             Err(error) => {
@@ -108,7 +116,9 @@ impl OldProcess {
     async fn receive_listeners(&mut self, process: &Process) -> io::Result<()> {
         loop {
             let Some(Frame {
-                message, descriptors, ..
+                message,
+                data,
+                descriptors,
             }) = self.receive().await?
             else {
                 return Err(io::Error::other("the old process has ended"));
@@ -123,6 +133,10 @@ impl OldProcess {
                     adopt(&process.adopted, group, role, &address, descriptors)
                         .map_err(|error| io::Error::other(format!("the listener on {address}: {error}")))?;
                 }
+                ToNew::Given => {
+                    self.given = Given::decode(&data)
+                        .map_err(|error| io::Error::other(format!("the services given at run time: {error}")))?;
+                }
                 ToNew::Prepare { last_session } => {
                     process.sessions.continue_after(last_session);
                     return Ok(());
@@ -132,10 +146,15 @@ impl OldProcess {
         }
     }
 
+    /// Returns the services that were given to the old process at run time.
+    pub(in crate::run) fn given(&mut self) -> Given {
+        std::mem::take(&mut self.given)
+    }
+
     /// Returns the next message. Its data may have several frames.
     async fn receive(&mut self) -> io::Result<Option<Received>> {
         let mut parts = Vec::new();
-        while let Some(mut frame) = self.0.receive().await? {
+        while let Some(mut frame) = self.link.receive().await? {
             if !parts.is_empty() {
                 parts.append(&mut frame.data);
                 frame.data = std::mem::take(&mut parts);
@@ -156,7 +175,7 @@ impl OldProcess {
         let why = reason(&why.to_string());
         let refused = ToOld::Refused { why };
         // The old process serves on, whether or not it knows the reason.
-        let _ = self.0.send_message(&refused).await;
+        let _ = self.link.send_message(&refused).await;
     }
 
     /// Waits until the services of this process may start. If the old process has died, this
@@ -165,7 +184,7 @@ impl OldProcess {
     /// # Errors
     /// Returns an error if the messages make no sense. The old process then serves on.
     pub(in crate::run) async fn ready(&mut self, process: &Process) -> io::Result<()> {
-        if self.0.send_message(&ToOld::Ready).await.is_err() {
+        if self.link.send_message(&ToOld::Ready).await.is_err() {
             return Ok(());
         }
         match self.receive().await? {
@@ -188,7 +207,7 @@ impl OldProcess {
         manager: Arc<Manager>,
     ) {
         // If this fails, the old process is dead.
-        let _ = self.0.send_message(&ToOld::Serving).await;
+        let _ = self.link.send_message(&ToOld::Serving).await;
         let process = &overview.process;
         let (mut taken, mut commit) = (0_u64, Some(Commit { process, manager }));
         let error = loop {
@@ -215,7 +234,7 @@ impl OldProcess {
                 ToNew::Accept => {
                     continue_metrics(&process.metrics, &data);
                     // If the old process is dead, this is the only one that has the listeners.
-                    let _is_sent = self.0.send_message(&ToOld::Accepting).await;
+                    let _is_sent = self.link.send_message(&ToOld::Accepting).await;
                     commit_once(&mut commit).await;
                 }
                 ToNew::Totals => {
@@ -258,7 +277,7 @@ impl OldProcess {
             }
         };
         // If the old process is dead, this is the only process that has the session.
-        let _is_sent = self.0.send_message(&message).await;
+        let _is_sent = self.link.send_message(&message).await;
         taker.answered(answer);
         match built.filter(|_| taker.owns()) {
             Some(((record, suspended), alive)) => {
@@ -284,6 +303,7 @@ impl Commit<'_> {
     /// Owns the listeners, accepts clients, and then speaks to the service manager.
     async fn now(self) {
         self.process.adopted.commit();
+        self.process.metrics.upgraded(true);
         self.process.gate.set(true);
         created::keep();
         pid_file::publish();

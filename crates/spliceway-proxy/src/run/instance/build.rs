@@ -40,6 +40,14 @@ pub(super) struct Before<'a> {
     pub(super) service: &'a ServiceSettings,
 }
 
+impl Before<'_> {
+    /// Returns whether an operator has drained the service, and a change of others leaves it so. A
+    /// reload reads it again, and opens its listeners.
+    pub(super) fn stays_drained(&self, service: &ServiceSettings) -> bool {
+        std::ptr::eq(service, self.service) && !self.built.service.accepting.is_on()
+    }
+}
+
 /// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
 /// unchanged. If nothing has changed, the service itself continues.
 pub(super) fn build(
@@ -238,6 +246,10 @@ fn dialer(
 
 /// Returns whether sessions of the service would have the same rules.
 pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
+    if std::ptr::eq(service, before.service) && settings.sessions == before.settings.sessions {
+        // It was not read again.
+        return true;
+    }
     let users = |service: &ServiceSettings| service.users.as_ref().map(Arc::as_ptr);
     users(service) == users(before.service)
         // The files of rules may be others.

@@ -1,5 +1,6 @@
 //! The open listeners, and the services that they lead to.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -323,8 +324,21 @@ impl OpenAddress {
         }
     }
 
+    /// Returns a number that is the same for all addresses at which these listeners may do.
+    pub(super) fn hash(&self) -> u64 {
+        hash_of(&self.address)
+    }
+
     /// Sends new clients to this service from now on.
     pub(super) fn assign(&mut self, address: ListenAddress, to: &Assignment) {
+        let is_same = |socket: &OpenSocket| {
+            let before = socket.to.borrow();
+            Arc::ptr_eq(&before.service, &to.service) && before.port_index == to.port_index
+        };
+        // The accept tasks of services that have not changed need not wake up.
+        if self.address == address && self.sockets.iter().all(is_same) {
+            return;
+        }
         for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
             set_options_or_log(&listener, &to.service.kind);
         }
@@ -354,6 +368,19 @@ impl std::fmt::Display for OpenAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.address.fmt(f)
     }
+}
+
+/// Returns a number that is the same for addresses that differ at most in the mode of a socket.
+pub(super) fn hash_of(address: &ListenAddress) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match address {
+        ListenAddress::Every(port) => (0, port).hash(&mut hasher),
+        ListenAddress::Ip(address) => (1, address).hash(&mut hasher),
+        ListenAddress::Name(name, port) => (2, name, port).hash(&mut hasher),
+        ListenAddress::Unix { path, .. } => (3, path).hash(&mut hasher),
+        ListenAddress::Inherited(name) => (4, name).hash(&mut hasher),
+    }
+    hasher.finish()
 }
 
 /// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another

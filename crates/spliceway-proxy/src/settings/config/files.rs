@@ -87,22 +87,43 @@ impl Sources {
         self.source(at)?.path.parent().map(Path::to_owned)
     }
 
+    /// Returns the path and the text of the file at this offset.
+    pub(in crate::settings) fn file(&self, at: usize) -> Option<(&Path, &str)> {
+        let source = self.source(at)?;
+        Some((&source.path, &source.text))
+    }
+
+    /// Returns the folder of the files.
+    pub(in crate::settings) fn folder(&self) -> Option<&Path> {
+        self.files.first()?.path.parent()
+    }
+
+    /// Returns the path that the operator gave.
+    pub(in crate::settings) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn source(&self, at: usize) -> Option<&Source> {
         self.files.iter().rfind(|source| source.start <= at)
     }
 
     pub(super) fn show(&self, error: &Error, start: usize, what: &str) -> String {
         let at = error.span().map(|span| start + span.start);
-        let problem = match error.message() {
-            "duplicate key" => "the key is given twice: remove one of them".to_owned(),
-            // A message of the parser may have several lines, and words that TOML does not have.
-            message => message
-                .trim()
-                .replace('\n', ", ")
-                .replace(": sequence,", ": array,")
-                .replace(": map,", ": table,"),
-        };
+        let problem = plain(error);
         format!("{}: {what}{problem}", self.location(at))
+    }
+}
+
+/// Returns the message of the parser in words that TOML has.
+pub(super) fn plain(error: &Error) -> String {
+    match error.message() {
+        "duplicate key" => "the key is given twice: remove one of them".to_owned(),
+        // A message may have several lines.
+        message => message
+            .trim()
+            .replace('\n', ", ")
+            .replace(": sequence,", ": array,")
+            .replace(": map,", ": table,"),
     }
 }
 

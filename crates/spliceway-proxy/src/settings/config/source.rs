@@ -7,9 +7,9 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-use super::Config;
-use super::files::Sources;
-use super::tree::{self, Tree};
+use super::files::{ALL_MAX_BYTES, Sources, plain};
+use super::tree::{self, Tree, TreeFault};
+use super::{Config, Service};
 
 /// Reads the configuration at `path`, and its locations. `environment` returns the value of a
 /// variable.
@@ -33,6 +33,30 @@ pub(crate) fn read(path: &Path, environment: tree::Environment<'_>) -> Result<(C
         sources.show(&error, 0, &key.map(|key| format!("{key}: ")).unwrap_or_default())
     })?;
     Ok((config, sources))
+}
+
+/// Reads the table `[[service]]` in a text that no file has. Its locations begin at `start`.
+///
+/// # Errors
+/// Returns the first fault, with the path of its key.
+pub(in crate::settings) fn service(
+    text: &str,
+    start: usize,
+    environment: tree::Environment<'_>,
+) -> Result<Spanned<Service>, String> {
+    let mut tree = Tree::new(environment, ALL_MAX_BYTES);
+    let table = DeTable::parse(text).map_err(|error| plain(&error))?;
+    tree.add(table.into_inner(), start).map_err(TreeFault::into_problem)?;
+    let table = tree.into_table();
+    let keys = table.clone();
+    let config = Config::deserialize(Deserializer::from(Spanned::new(0..0, table))).map_err(|error| {
+        let key = error.span().and_then(|span| tree::key_at(&keys, span.start));
+        let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+        key + &plain(&error)
+    })?;
+    let service = config.service.into_iter().next().map(Spanned::into_inner);
+    let service = service.ok_or("expected the table of a service")?;
+    Ok(Spanned::new(start..start + text.len(), service))
 }
 
 /// Returns the value of an environment variable.

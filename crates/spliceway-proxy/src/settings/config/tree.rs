@@ -38,6 +38,11 @@ impl TreeFault {
         }
     }
 
+    /// Returns what is wrong, for a text without a location.
+    pub(super) fn into_problem(self) -> String {
+        self.problem
+    }
+
     pub(super) fn show(&self, sources: &Sources) -> String {
         let Self { at, problem, other } = self;
         let other = other.map(|at| sources.location(Some(at))).unwrap_or_default();

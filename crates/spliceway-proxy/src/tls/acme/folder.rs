@@ -94,6 +94,11 @@ impl StateFolder {
         }
     }
 
+    /// Returns the folder of the operator.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.parent().expect("the folder of a server is within another")
+    }
+
     /// Returns the file with the certificate of a name, and its key.
     pub(crate) fn pair(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.pem"))
@@ -102,7 +107,7 @@ impl StateFolder {
     /// Creates the folder if it is missing, and locks it. Returns `None` while another process, or
     /// another service of this one, has the lock.
     pub(super) fn lock(&self) -> io::Result<Option<Locked>> {
-        for folder in [self.all(), &self.0] {
+        for folder in [self.path(), &self.0] {
             match DirBuilder::new().mode(0o700).create(folder) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
@@ -148,7 +153,7 @@ impl StateFolder {
             return Ok(());
         }
         let mut newest = None;
-        for entry in fs::read_dir(self.all())? {
+        for entry in fs::read_dir(self.path())? {
             let pair = Self(entry?.path()).pair(name);
             if let Ok(time) = fs::metadata(&pair).and_then(|found| found.modified()) {
                 newest = newest.max(Some((time, pair)));
@@ -254,11 +259,6 @@ impl StateFolder {
         file.sync_all()?;
         fs::rename(self.0.join(WRITE), self.0.join(name))?;
         File::open(&self.0)?.sync_all()
-    }
-
-    /// Returns the folder of the operator.
-    fn all(&self) -> &Path {
-        self.0.parent().expect("the folder of a server is within another")
     }
 
     /// Opens a file that only this user may use.

@@ -1,7 +1,6 @@
 //! Keeps the certificates of a service valid.
 
 use std::fmt::Display;
-use std::fs::File;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use super::folder::{Locked, Revocation};
 use super::https::{Connect, Https};
 use super::order;
 use super::schedule::{Known, Task, Tries};
-use super::settings::AcmeSettings;
+use super::settings::{AcmeSettings, Due};
 use crate::kit::clock::rfc3339_seconds;
 use crate::tls::certificate::{Pair, PairFiles, Validity};
 use crate::tls::counts::NextTry;
@@ -43,43 +42,7 @@ struct Renewal {
     service: &'static str,
 }
 
-/// What the schedule says about a name.
-struct Due {
-    known: Known,
-    task: Task,
-    at: SystemTime,
-}
-
 impl Renewal {
-    /// Returns the certificate of a name that is in force. One that cannot be used is replaced, as
-    /// a missing one.
-    fn in_force(&self, name: &str) -> io::Result<Option<Pair>> {
-        let files = self.settings.pair(name);
-        match File::open(&files.certificate) {
-            Ok(_) => Ok(Pair::read(&files, &self.provider).ok()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn revocation(&self, name: &str, current: Option<&Pair>) -> io::Result<Option<Revocation>> {
-        let current = current.map(|pair| &pair.key.cert[0]);
-        self.settings.folder.revocation(name, current)
-    }
-
-    fn next(&self, name: &str, now: SystemTime) -> io::Result<Due> {
-        let pair = self.in_force(name)?;
-        let revocation = self.revocation(name, pair.as_ref())?;
-        // A certificate that is to be revoked is replaced at once.
-        let valid = pair
-            .filter(|_| revocation != Some(Revocation::Wanted))
-            .map(|pair| pair.valid);
-        let revokes = matches!(revocation, Some(Revocation::Replaced(..)));
-        let known = self.settings.folder.known(name)?;
-        let (task, at) = known.next(valid, revokes, now);
-        Ok(Due { known, task, at })
-    }
-
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
     /// stop a try that has begun.
     async fn step_aside(&self, name: &str) -> io::Result<Option<NextTry>> {
@@ -91,7 +54,7 @@ impl Renewal {
     /// Does what is due, and returns what is next. Returns `None` while another process tries.
     async fn step(&self, name: &str) -> io::Result<Option<NextTry>> {
         let now = SystemTime::now();
-        let due = self.next(name, now)?;
+        let due = self.settings.next(name, &self.provider, now)?;
         if due.at > now {
             return Ok(Some(due.shown(now)));
         }
@@ -100,13 +63,13 @@ impl Renewal {
         };
         // Another process may have tried before this one had the lock.
         let now = SystemTime::now();
-        let due = self.next(name, now)?;
+        let due = self.settings.next(name, &self.provider, now)?;
         if due.at > now {
             return Ok(Some(due.shown(now)));
         }
         self.attempt(&locked, name, due).await?;
         let now = SystemTime::now();
-        Ok(Some(self.next(name, now)?.shown(now)))
+        Ok(Some(self.settings.next(name, &self.provider, now)?.shown(now)))
     }
 
     /// Tries to do what is due.
@@ -124,7 +87,10 @@ impl Renewal {
             };
             match task {
                 Task::Order => self.issue(locked, name, &https).await.map(Some),
-                Task::Revoke => self.revoke(locked, name, &https).await.map(|()| None),
+                Task::Revoke => {
+                    let revoked = self.revoke(locked, name, &https).await.map(|()| None);
+                    revoked.map_err(|why| format!("the old certificate of {name} is not revoked: {why}"))
+                }
             }
         };
         let tried = match timeout(TRY_TIME, tried).await {
@@ -166,8 +132,8 @@ impl Renewal {
         if !pair.names.iter().any(|issued| **issued == *name) {
             return Err(unusable(&"it does not have the name"));
         }
-        let old = self.in_force(name).map_err(failed)?;
-        if self.revocation(name, old.as_ref()).map_err(failed)? == Some(Revocation::Wanted) {
+        let old = self.settings.in_force(name, &self.provider).map_err(failed)?;
+        if self.settings.revocation(name, old.as_ref()).map_err(failed)? == Some(Revocation::Wanted) {
             let kept = match &old {
                 Some(old) => folder.set_replaced(locked, name, &old.key.cert[0]),
                 None => folder.end_revocation(locked, name),
@@ -181,8 +147,8 @@ impl Renewal {
     /// Revokes the certificate before the one in force, unless it has expired.
     async fn revoke(&self, locked: &Locked, name: &str, https: &Https) -> Result<(), String> {
         let failed = |error: io::Error| format!("cannot use the folder of acme: {error}");
-        let current = self.in_force(name).map_err(failed)?;
-        let revocation = self.revocation(name, current.as_ref()).map_err(failed)?;
+        let current = self.settings.in_force(name, &self.provider).map_err(failed)?;
+        let revocation = self.settings.revocation(name, current.as_ref()).map_err(failed)?;
         let result = match revocation {
             Some(Revocation::Replaced(old, expires)) if expires > SystemTime::now() => {
                 let revoked = order::revoke(&self.settings, locked, &old, https).await;
@@ -222,22 +188,8 @@ impl Renewal {
             }
             (Task::Revoke, Err(why)) => {
                 let next = rfc3339_seconds(known.revocation.not_before());
-                tracing::error!(
-                    service,
-                    "acme: the old certificate of {name} is not revoked: {why}. The next try is at {next}"
-                );
+                tracing::error!(service, "acme: {why}. The next try is at {next}");
             }
-        }
-    }
-}
-
-impl Due {
-    /// Returns what the operator sees: what is next, and why the last try failed, maybe in another
-    /// process.
-    fn shown(self, now: SystemTime) -> NextTry {
-        NextTry {
-            at: self.at.max(now),
-            why: self.known.order.why.or(self.known.revocation.why),
         }
     }
 }

@@ -67,6 +67,11 @@ impl Known {
         }
     }
 
+    /// Returns why the last try failed.
+    pub(super) fn why(self) -> Option<String> {
+        self.order.why.or(self.revocation.why)
+    }
+
     pub(super) fn tries(&mut self, task: Task) -> &mut Tries {
         match task {
             Task::Order => &mut self.order,

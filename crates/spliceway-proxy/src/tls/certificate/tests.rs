@@ -1,7 +1,9 @@
 use super::*;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use crate::tls::crypto::provider;
+use crate::tls::ocsp::tests::{IS_GOOD, answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, SignatureAlgorithm};
 use rustls::pki_types::pem::PemObject;
 
@@ -242,21 +244,52 @@ fn a_key_that_cannot_be_used_is_named_with_what_is_expected() {
 }
 
 #[test]
-fn an_answer_beside_the_certificate_is_sent_if_it_is_one() {
+fn an_answer_beside_the_certificate_is_sent_while_it_is_good() {
     let folder = Folder::new();
     let (certificate, key) = made_pem(&["a.test"], &PKCS_ECDSA_P256_SHA256);
     let files = folder.pair(&certificate, &key);
-    let sent = || Pair::read(&files, &provider()).map(|pair| pair.key.ocsp.clone());
-    assert_eq!(sent().unwrap(), None);
-    let answer = [0x30, 7, 0x0a, 1, 0, 0xa0, 2, 0x30, 0];
-    std::fs::write(files.ocsp(), answer).unwrap();
-    assert_eq!(sent().unwrap().as_deref(), Some(&answer[..]));
+    let now = SystemTime::now();
+    let read = || Pair::read(&files, &provider());
+    assert_eq!(read().unwrap().to_send(now).ocsp, None);
+    let own = read_chain(&files.certificate).unwrap();
+    let own = Link::read(1, &own[0].1).unwrap().serial;
+    for (serial, status, next, doubt) in [
+        (&*own, IS_GOOD, Some("29990101000000Z"), None),
+        (&*own, IS_GOOD, None, None),
+        (
+            &*own,
+            IS_GOOD,
+            Some("20200101000000Z"),
+            Some("has expired at 2020-01-01T00:00:00Z"),
+        ),
+        (
+            &*own,
+            &[0x82, 0],
+            None,
+            Some("does not say that the certificate is good"),
+        ),
+        (&[1, 2, 3], IS_GOOD, None, Some("is about another certificate")),
+    ] {
+        let answer = answer(serial, status, next);
+        std::fs::write(files.ocsp(), &answer).unwrap();
+        let pair = read().unwrap();
+        let sent = pair.to_send(now).ocsp.clone();
+        let doubts: Vec<_> = pair.doubts.iter().map(ToString::to_string).collect();
+        assert_eq!(sent, doubt.is_none().then_some(answer), "{doubts:?}");
+        assert!(
+            doubts.iter().zip(doubt).all(|(said, doubt)| said.contains(doubt)),
+            "{doubts:?}"
+        );
+        assert_eq!(doubts.len(), usize::from(doubt.is_some()), "{doubts:?}");
+        if doubt.is_none() && next.is_some() {
+            let after = SystemTime::UNIX_EPOCH + Duration::from_secs(33_000_000_000);
+            assert_eq!(pair.to_send(after).ocsp, None, "it has expired");
+        }
+    }
     let refused = [0x30, 3, 0x0a, 1, 6];
-    let mut late = answer;
-    late[4] = 1;
-    for wrong in [&answer[..8], &refused, &late, b"", b"text", &[0; OCSP_MAX_BYTES + 1]] {
+    for wrong in [&refused[..], b"", b"text", &[0; ocsp::ANSWER_MAX_BYTES + 1]] {
         std::fs::write(files.ocsp(), wrong).unwrap();
-        let error = sent().unwrap_err().to_string();
+        let error = read().unwrap_err().to_string();
         assert!(
             error.contains("certificate.pem.ocsp is no successful answer"),
             "{error}"

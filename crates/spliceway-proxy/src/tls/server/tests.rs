@@ -1,14 +1,17 @@
 use super::*;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::tls::certificate::tests::{Folder, made_pem};
+use crate::tls::watched::LOOK_AGAIN;
 use rcgen::PKCS_ECDSA_P256_SHA256;
 use rustls::RootCertStore;
 use rustls::client::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, duplex};
+use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 
 /// A terminator whose certificates a client trusts.

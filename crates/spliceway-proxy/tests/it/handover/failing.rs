@@ -110,6 +110,8 @@ fn a_new_process_that_fails_at_any_step_is_named_and_changes_nothing() {
         &echo.to_string(),
         "--admin",
         &sockets.admin.address(),
+        "--metrics",
+        "127.0.0.1:0",
     ]);
     let mut client = program.connect();
     ask(&mut client, 1);
@@ -136,6 +138,8 @@ fn a_new_process_that_fails_at_any_step_is_named_and_changes_nothing() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(stderr, format!("spliceway: {}\n", FAILURES[1].1));
     assert_eq!(output.status.code(), Some(1));
+    let failed = program.sum("spliceway_upgrades_total", &["failed"]);
+    assert_eq!(failed, FAILURES.len() as u64 + 1);
     next.is_the_program();
     program.signal(Signal::USR2);
     let _process = Process::in_line(&program.line("handed over: "));

@@ -3,6 +3,7 @@
 mod authority;
 mod chains;
 mod changed;
+mod doubts;
 mod header;
 mod routes;
 mod users;

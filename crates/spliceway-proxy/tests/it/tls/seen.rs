@@ -172,19 +172,25 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
     let doctor = |pair: &Pair, arguments: &[&str]| {
         let file = config(refusing(), pair);
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
-        let output = command.args(["doctor", "--tls", file.path()]).args(arguments).output();
+        let output = command
+            .args(["doctor", "-v", "--tls", file.path()])
+            .args(arguments)
+            .output();
         let output = output.unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let (code, text) = doctor(&good, &[]);
     assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.starts_with("The files of TLS have no fault. See the warnings.\n"),
+        "{text}"
+    );
     for part in [
         "\nService a\n",
         "\nok           ",
         " [pair]\n             a.test; it ends at 4096-01-01T00:00:00Z\n",
         "\nwarning      ",
         " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
-        "\nThe certificates have no fault. See the warnings.\n",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -207,7 +213,7 @@ fn doctor_checks_the_files_for_targets() {
     ));
     let doctor = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
-        let output = command.args(["doctor", "--tls", file.path()]).output().unwrap();
+        let output = command.args(["doctor", "-v", "--tls", file.path()]).output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let (code, text) = doctor();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns a configuration of a forwarder with these files.
-fn config(setting: &Setting, more: &str) -> String {
+pub(super) fn config(setting: &Setting, more: &str) -> String {
     let [_, certificate, _, key] = setting.pair.arguments();
     format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"a\"\nkind = \"forward\"\n\

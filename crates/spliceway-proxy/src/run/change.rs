@@ -1,0 +1,146 @@
+//! A change of services that an operator has asked for: prepared beside what runs, and then put
+//! into force at once.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tokio::task::spawn_blocking;
+
+use crate::kit::replacement;
+use crate::monitor::control::{Done, NotDone};
+use crate::run::instance::{Instance, Plan};
+use crate::run::startup::CannotRun;
+use crate::settings::{Change, Changed, FileChange, Refused};
+
+/// A change that cannot fail any more, except for the name of its file.
+pub(super) struct Prepared {
+    plan: Plan,
+    version: Option<String>,
+    is_new: bool,
+    file: Option<Staged>,
+}
+
+/// A file that is written under another name. Dropping it removes the file.
+struct Staged {
+    new: Option<PathBuf>,
+    path: PathBuf,
+}
+
+/// Reads, checks, binds and builds what the change needs, and writes its file under another name.
+/// Cancel safe.
+pub(super) async fn prepare(instance: &Instance, change: Change) -> Result<Prepared, NotDone> {
+    let ends = || NotDone::Busy("the program does not serve yet".to_owned());
+    let settings = instance.settings().cloned().ok_or_else(ends)?;
+    let is_dry_run = change.is_dry_run;
+    // Files may be on a slow disk.
+    let changed = spawn_blocking(move || change.apply(&settings)).await;
+    let failed = |error| NotDone::Refused(format!("the change failed: {error}"));
+    let Changed {
+        settings,
+        version,
+        is_new,
+        file,
+    } = changed.map_err(failed)?.map_err(NotDone::Change)?;
+    let plan = instance.plan(settings).await.map_err(|error| match error {
+        CannotRun::Unsafe(why) => NotDone::Change(Refused::Invalid(why)),
+        error => NotDone::Refused(error.to_string()),
+    })?;
+    let file = match file.filter(|_| !is_dry_run) {
+        Some(file) => Some(spawn_blocking(|| Staged::write(file)).await.map_err(failed)?),
+        None => None,
+    };
+    Ok(Prepared {
+        plan,
+        version,
+        is_new,
+        file: file.transpose().map_err(NotDone::Refused)?,
+    })
+}
+
+impl Prepared {
+    pub(super) fn dry_run(self) -> Done {
+        format!("dry run: {}", self.plan.changes()).into()
+    }
+
+    /// Puts the change into force, with its file. Returns what to tell the operator, and the folder
+    /// of the file.
+    pub(super) fn put_into_force(self, instance: &mut Instance) -> Result<(Done, Option<PathBuf>), NotDone> {
+        if let Some(name) = instance.drained_since(&self.plan) {
+            let why = format!("{name} was drained meanwhile: try again");
+            return Err(NotDone::Refused(why));
+        }
+        let folder = self.file.map(Staged::put_in_place).transpose();
+        let folder = folder.map_err(NotDone::Refused)?;
+        let text = instance.commit(self.plan).to_string();
+        tracing::info!("admin: {text}");
+        let (version, is_new) = (self.version, self.is_new);
+        Ok((Done { text, version, is_new }, folder))
+    }
+}
+
+/// Waits until the disk has the names of the files in a folder.
+pub(super) async fn sync(folder: PathBuf) {
+    let synced = spawn_blocking(move || File::open(folder)?.sync_all()).await;
+    if let Err(error) = synced.map_err(io::Error::other).and_then(|synced| synced) {
+        tracing::warn!(%error, "a crash of the machine may undo the change of a file");
+    }
+}
+
+impl Staged {
+    fn write(change: FileChange) -> Result<Self, String> {
+        let FileChange { path, text } = change;
+        let Some(text) = text else {
+            return Ok(Self { new: None, path });
+        };
+        let new = replacement::beside(&path);
+        let replaced = fs::symlink_metadata(&path).ok();
+        let staged = Self {
+            new: Some(new.clone()),
+            path,
+        };
+        match write(&new, &text, replaced.as_ref()) {
+            Ok(()) => Ok(staged),
+            Err(error) => Err(cannot("write", &new, &error)),
+        }
+    }
+
+    /// Returns the folder.
+    fn put_in_place(mut self) -> Result<PathBuf, String> {
+        let done = match &self.new {
+            Some(new) => fs::rename(new, &self.path),
+            None => match fs::remove_file(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            },
+        };
+        done.map_err(|error| cannot("replace", &self.path, &error))?;
+        self.new = None;
+        Ok(self.path.parent().unwrap_or(Path::new(".")).to_owned())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(new) = &self.new {
+            // If this fails, the next change uses the file.
+            let _ = fs::remove_file(new);
+        }
+    }
+}
+
+fn write(path: &Path, text: &str, replaced: Option<&Metadata>) -> io::Result<()> {
+    let mut file = replacement::options().create(true).open(path)?;
+    replacement::fill(&mut file, text.as_bytes(), replaced)
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
+    let path = path.display();
+    let help = match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            ": let the program write to the folder, or do not ask for persistence"
+        }
+        _ => "",
+    };
+    format!("cannot {what} {path}: {error}{help}")
+}

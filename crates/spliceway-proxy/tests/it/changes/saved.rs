@@ -1,0 +1,185 @@
+//! Services whose tables the program writes to files.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::harness::{Folder, let_pass};
+
+/// A program whose configuration is a folder.
+struct Rig {
+    socket: Socket,
+    target: SocketAddr,
+    folder: Folder,
+}
+
+impl Rig {
+    fn new(name: &str) -> Self {
+        let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
+        let folder = Folder::new(name);
+        folder.file("main.toml", &config(&socket, target));
+        Self { socket, target, folder }
+    }
+
+    fn run(&self) -> Program {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(["run", "-c"]).arg(&self.folder.0);
+        Program::spawn(command, true)
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.folder.0.join(file)).unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.folder.0).unwrap();
+        let mut names: Vec<_> = names
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn a_saved_service_outlives_the_program_until_it_is_removed() {
+    let rig = Rig::new("saved");
+    let (socket, target) = (&rig.socket, rig.target);
+    let mut program = rig.run();
+    let mut table = forward(target);
+    table["backend"] = json!([{"to": target.to_string(), "weight": 2}]);
+    table.as_object_mut().unwrap().remove("to");
+    let added = send(socket, "PUT /v1/services/web?persist", &[], &table);
+    assert_eq!(added.status, 201, "{added:?}");
+    let expected = format!(
+        "# spliceway has written this file, and a change of the service replaces it. Without this line, it does not.\n\
+         [[service]]\nname = \"web\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\n\n\
+         [[service.backend]]\nto = \"{target}\"\nweight = 2\n"
+    );
+    assert_eq!(rig.text("web.toml"), expected);
+    assert_eq!(rig.names(), ["main.toml", "web.toml"]);
+    // It has the same version wherever it is.
+    assert!(program.reload().contains("nothing has changed"));
+    let shown = send(socket, "GET /v1/services/web", &[], &Value::Null);
+    assert_eq!(shown.etag, added.etag);
+    let listen = address(socket, "web");
+    let next = upgrade(&mut program, None);
+    assert_eq!(address(socket, "web"), listen);
+    next.signal(rustix::process::Signal::TERM);
+    next.ends();
+    // A person may edit the file.
+    let edited = rig.text("web.toml").replace("weight = 2", "weight = 3");
+    fs::write(rig.folder.0.join("web.toml"), edited).unwrap();
+    let _program = rig.run();
+    exchange(&reach(socket, "web"));
+    let shown = send(socket, "GET /v1/services", &[], &Value::Null);
+    let services = shown.body["services"].as_array().unwrap();
+    let web = services.iter().find(|service| service["name"] == "web").unwrap();
+    assert_eq!(
+        (&web["place"], &web["table"]["backend"][0]["weight"]),
+        (&json!("own-file"), &json!(3))
+    );
+    // A change of a saved service is saved.
+    let changed = send(socket, "PATCH /v1/services/web", &[], &json!({"deny": "10.0.0.0/8"}));
+    assert_eq!((changed.status, changed.text()), (200, "changed web"));
+    assert!(rig.text("web.toml").contains("deny = \"10.0.0.0/8\"\n"));
+    let dry = send(socket, "DELETE /v1/services/web?dry-run", &[], &Value::Null);
+    assert!(dry.text().starts_with("dry run: removed web"), "{dry:?}");
+    assert_eq!(rig.names(), ["main.toml", "web.toml"]);
+    assert_eq!(send(socket, "DELETE /v1/services/web", &[], &Value::Null).status, 200);
+    assert_eq!(rig.names(), ["main.toml"]);
+}
+
+#[test]
+fn files_of_a_person_are_never_replaced_or_removed() {
+    let rig = Rig::new("foreign");
+    let socket = &rig.socket;
+    let service = |name: &str| {
+        let target = rig.target;
+        format!("[[service]]\nname = \"{name}\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n")
+    };
+    let mark = "# spliceway has written this file.\n";
+    rig.folder.file("mine.toml", &service("mine"));
+    rig.folder
+        .file("two.toml", &[mark, &service("a"), &service("b")].concat());
+    rig.folder.file("web.toml", &service("other"));
+    let _program = rig.run();
+    let before: Vec<_> = rig.names().iter().map(|name| rig.text(name)).collect();
+    for request in [
+        "DELETE /v1/services/mine",
+        "DELETE /v1/services/a",
+        "DELETE /v1/services/first?persist",
+        "PUT /v1/services/mine?persist",
+        "PUT /v1/services/web?persist",
+        "PUT /v1/services/.hidden?persist",
+    ] {
+        let refused = send(socket, request, &[], &forward(rig.target));
+        assert_eq!(refused.status, 409, "{request}: {refused:?}");
+    }
+    let both = json!({"x": forward(rig.target), "y": forward(rig.target)});
+    assert_eq!(send(socket, "PATCH /v1/services?persist", &[], &both).status, 409);
+    let after: Vec<_> = rig.names().iter().map(|name| rig.text(name)).collect();
+    assert_eq!(before, after);
+    assert!(address(socket, "x").is_none());
+    // A single file has no folder for others.
+    let other = Socket::new();
+    let (_program, _file) = start(&other, rig.target);
+    let refused = send(&other, "PUT /v1/services/web?persist", &[], &forward(rig.target));
+    assert!(
+        refused.text().starts_with("the configuration is no folder"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_kill_during_a_write_leaves_the_old_or_the_new_file() {
+    let rig = Rig::new("killed");
+    let versions = ["10.0.0.0/8", "192.168.0.0/16"].map(|deny| json!(vec![deny; 400]));
+    for round in 0..8_u8 {
+        let mut program = rig.run();
+        let stop = Arc::new(AtomicBool::new(false));
+        thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                for version in versions.iter().cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    let mut table = forward(rig.target);
+                    table["deny"] = version.clone();
+                    change_or_lose(&rig.socket, &table);
+                }
+            });
+            // Sleeps because the moment of the kill is arbitrary.
+            let_pass(Duration::from_millis(150 + 7 * u64::from(round)));
+            program.kill();
+            stop.store(true, Ordering::Relaxed);
+            changing.join().unwrap();
+        });
+        let names = rig.names();
+        let known = ["main.toml", "web.toml", "web.toml.new"];
+        assert!(names.iter().all(|name| known.contains(&&**name)), "{names:?}");
+        let path = rig.folder.0.to_str().unwrap();
+        let mut check = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        let checked = check.args(["check", path]).output().unwrap();
+        assert!(checked.status.success(), "{checked:?}");
+        let text = rig.text("web.toml");
+        let counts = ["10.0.0.0/8", "192.168.0.0/16"].map(|deny| text.matches(deny).count());
+        assert!(counts == [400, 0] || counts == [0, 400], "{counts:?}");
+    }
+}
+
+/// Asks for a change. There is no answer if the program is killed.
+fn change_or_lose(socket: &Socket, table: &Value) {
+    let Ok(mut stream) = UnixStream::connect(socket.path()) else {
+        return;
+    };
+    let body = table.to_string();
+    let length = body.len();
+    let head = format!("PUT /v1/services/web?persist HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n");
+    let mut answer = String::new();
+    if stream.write_all(&[head, body].concat().into_bytes()).is_ok() {
+        let _ = stream.read_to_string(&mut answer);
+    }
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 20"), "{answer}");
+}
