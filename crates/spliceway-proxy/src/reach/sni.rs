@@ -190,9 +190,15 @@ impl FromStr for Route {
             Some((target, "tls=terminate")) => (target, true),
             Some(_) => return Err("expected HOST:PORT or unix:PATH, and then only ,tls=terminate".to_owned()),
         };
+        let target = target_of(target)?;
+        if target.tls.is_some() && !ends_tls {
+            let why = "clients of this route speak TLS to the target themselves: remove tls://, or write \
+                       ,tls=terminate after the target";
+            return Err(why.to_owned());
+        }
         let choice = Choice {
             protocol: protocol.map(|protocol| protocol.as_bytes().into()),
-            target: target_of(target)?,
+            target,
             ends_tls,
         };
         let pattern = pattern(name)?;
@@ -355,6 +361,7 @@ mod tests {
             "example.com=a:1,tls=terminate,tls=terminate",
             "example.com=a:1,weight=2",
             "example.com=,tls=terminate",
+            "example.com=tls://a:1",
             "192.0.2.1=a:1",
             "::1=a:1",
             "[::1]=a:1",

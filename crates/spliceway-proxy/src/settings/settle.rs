@@ -468,6 +468,11 @@ fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
         Fault::new(listed[index].at(), "route", problem)
     })?;
     let others = (parsed(&service.default_target), parsed(&service.not_tls));
+    if others.0.as_ref().is_some_and(|default| default.tls.is_some()) {
+        let at = service.default_target.as_ref().and_then(Value::at);
+        let why = "clients without a route speak TLS to this target themselves: remove tls://";
+        return Err(Fault::new(at, "default_target", why));
+    }
     Ok(Some(Arc::new(routes.with_others(others.0, others.1))))
 }
 

@@ -98,12 +98,17 @@ async fn watch_checks(balancer: Arc<Balancer>, settings: CheckSettings, dialer: 
             if running.iter().any(|(one, _)| Arc::ptr_eq(one, &backend)) {
                 continue;
             }
-            let is_tls_check = settings.probe == Probe::Tls;
+            let tls = match settings.probe {
+                Probe::Tls => Some(to.tls.unwrap_or_else(|| PeerName::of(&host))),
+                // It says hello itself, and accepts any certificate.
+                Probe::TlsHello => None,
+                Probe::Connect | Probe::Http(..) | Probe::Send(..) => to.tls,
+            };
             let task = Task {
                 balancer: Arc::clone(&balancer),
                 settings: Arc::clone(&settings),
                 backend: Arc::clone(&backend),
-                tls: to.tls.or_else(|| is_tls_check.then(|| PeerName::of(&host))),
+                tls,
                 target: to.target,
                 host,
                 dialer: dialer.clone(),
@@ -139,15 +144,18 @@ struct Task {
 struct ExpiryWarning(Option<Instant>);
 
 impl ExpiryWarning {
-    /// Returns the days that are left, if the operator should know.
-    fn days_to_warn_of(&mut self, expires: SystemTime) -> Option<u64> {
-        let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
+    /// Returns what the operator should know, if that is not told already.
+    fn about(&mut self, expires: SystemTime) -> Option<String> {
+        let left = expires.duration_since(SystemTime::now());
         let was_told = self.0.is_some_and(|told| told.elapsed() < DAY);
-        if left >= SOON || was_told {
+        if was_told || left.as_ref().is_ok_and(|left| *left >= SOON) {
             return None;
         }
         self.0 = Some(Instant::now());
-        Some(left.as_secs() / DAY.as_secs())
+        Some(match left {
+            Ok(left) => format!("expires in {} days", left.as_secs() / DAY.as_secs()),
+            Err(_) => "has expired".to_owned(),
+        })
     }
 }
 
@@ -189,9 +197,9 @@ impl Task {
             let dialed = self.dialer.dial_for(&self.target, request).await;
             let dialed = dialed.map_err(Unhealthy::Unreachable)?;
             let expires = dialed.tls.as_ref().and_then(|tls| tls.agreed.expires);
-            if let Some(days) = expires.and_then(|expires| expiry.days_to_warn_of(expires)) {
+            if let Some(when) = expires.and_then(|expires| expiry.about(expires)) {
                 let (service, target) = (self.balancer.service(), &self.target);
-                tracing::warn!(service, %target, days, "the certificate of a backend expires soon");
+                tracing::warn!(service, %target, "the certificate of a backend {when}");
             }
             // With TLS, the backend has the introduction.
             let introduction = if self.tls.is_some() { &[] } else { introduction };

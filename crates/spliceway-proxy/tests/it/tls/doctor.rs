@@ -10,7 +10,7 @@ use crate::harness::{Folder, TextFile, refusing};
 /// Returns the code, and the text in one line.
 fn doctor(file: &TextFile) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
-    let output = command.args(["doctor", "--tls", file.path()]).output().unwrap();
+    let output = command.args(["doctor", "-v", "--tls", file.path()]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     (
         output.status.code(),

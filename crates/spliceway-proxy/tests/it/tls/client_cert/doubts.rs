@@ -230,7 +230,7 @@ fn doctor_names_each_file_for_clients() {
         old.path()
     );
     let file = TextFile::new(&config(&setting, &more));
-    let (code, text) = said(&["doctor", "--tls"], &file);
+    let (code, text) = said(&["doctor", "-v", "--tls"], &file);
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code, Some(0), "{text}");
     for part in [
@@ -243,7 +243,7 @@ fn doctor_names_each_file_for_clients() {
     // Each file that cannot be used is named, and not only the first one.
     setting.file.write("nothing");
     old.write("nothing");
-    let (code, text) = said(&["doctor", "--tls"], &file);
+    let (code, text) = said(&["doctor", "-v", "--tls"], &file);
     assert_eq!((code, text.matches("\nfault ").count()), (Some(1), 2), "{text}");
     fs::set_permissions(&keys.0, PermissionsExt::from_mode(0o600)).unwrap();
     let file = TextFile::new(&config(&setting, &format!("tls_ticket_key = \"{}\"", keys.path())));
@@ -254,7 +254,7 @@ fn doctor_names_each_file_for_clients() {
         (format!("{key}abc\n"), ":2: the line is no ticket key"),
     ] {
         keys.write(&text);
-        let (_, found) = said(&["doctor", "--tls"], &file);
+        let (_, found) = said(&["doctor", "-v", "--tls"], &file);
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(found.contains(expected), "{expected}: {found}");
     }
