@@ -91,10 +91,17 @@ impl Pebble {
         })
     }
 
-    /// Returns the number of requests so far.
-    fn requests(&self, of: &str) -> usize {
-        let log = self.log.lock().unwrap();
-        log.iter().filter(|line| line.contains(of)).count()
+    /// Checks that there was this number of requests. The log may be behind the answers.
+    fn expect(&self, request: &str, count: usize) {
+        let until = Instant::now() + PATIENCE;
+        let requests = || {
+            let log = self.log.lock().unwrap();
+            log.iter().filter(|line| line.contains(request)).count()
+        };
+        while requests() < count && Instant::now() < until {
+            let_pass(Duration::from_millis(10));
+        }
+        assert_eq!(requests(), count, "{request}");
     }
 
     fn arguments(&self, name: &str, state: &State) -> Vec<String> {
@@ -232,8 +239,8 @@ fn a_certificate_is_issued_and_renewed_on_the_listener_itself() {
     assert!(second != first && client(address, "a.test").certificate() == second);
     // A session outlives the certificate that it began with.
     assert_eq!(old.exchange(b"def").unwrap(), b"def");
-    assert_eq!(pebble.requests(ORDER), 2);
-    assert_eq!(pebble.requests("POST /sign-me-up"), 1);
+    pebble.expect(ORDER, 2);
+    pebble.expect("POST /sign-me-up", 1);
     assert_eq!(program.sum("spliceway_acme_tries_total", &["result=\"ok\""]), 2);
     assert_eq!(program.sum("spliceway_acme_tries_total", &["result=\"failed\""]), 0);
     // The validations are no sessions of clients.
@@ -289,7 +296,7 @@ fn a_failed_try_is_not_repeated_before_its_time_even_by_a_restart() {
         assert!(program.line("end=").contains("denied:tls_no_certificate"));
         // The claim is that nothing happens meanwhile.
         let_pass(Duration::from_secs(2));
-        assert_eq!(pebble.requests(ORDER), 1);
+        pebble.expect(ORDER, 1);
         assert!(program.get("/readyz").starts_with("HTTP/1.1 200 "));
         let (_, status) = socket.ask("GET", "/v1/status");
         let name = &status["services"][0]["tls"]["acme"][0];
@@ -315,7 +322,7 @@ fn two_processes_with_one_folder_order_once() {
         program.line(READ);
         assert!(client(program.address, "d.test").certificate() == state.certificate("d.test"));
     }
-    assert_eq!(pebble.requests(ORDER), 1);
+    pebble.expect(ORDER, 1);
     let sums = programs.map(|program| program.sum("spliceway_acme_tries_total", &["result=\"ok\""]));
     assert_eq!(sums.iter().sum::<u64>(), 1);
 }
@@ -335,7 +342,7 @@ fn after_an_upgrade_the_new_process_serves_and_renews_the_certificate() {
     program.line(READ);
     let second = state.certificate("h.test");
     assert!(second != first && client(address, "h.test").certificate() == second);
-    assert_eq!(pebble.requests("POST /sign-me-up"), 1);
+    pebble.expect("POST /sign-me-up", 1);
     drop(next);
 }
 

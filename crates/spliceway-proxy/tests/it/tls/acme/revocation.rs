@@ -41,7 +41,8 @@ fn a_certificate_is_replaced_and_then_revoked_if_the_operator_asks_for_it() {
     program.line("acme: the old certificate of f.test is revoked");
     let new = state.certificate("f.test");
     assert_ne!(new, old);
-    assert_eq!((pebble.requests(ORDER), pebble.requests(REVOKE)), (2, 1));
+    pebble.expect(ORDER, 2);
+    pebble.expect(REVOKE, 1);
     assert!(!file.exists());
     // A server that is down is asked again later, and no other certificate is ordered then.
     program.terminate();
@@ -92,7 +93,8 @@ fn a_certificate_in_force_is_replaced_before_it_is_revoked_after_a_crash() {
     let mut program = forward(address, &pebble.arguments("m.test", &state));
     program.line("acme: the old certificate of m.test is revoked");
     assert_ne!(state.certificate("m.test"), old);
-    assert_eq!((pebble.requests(ORDER), pebble.requests(REVOKE)), (2, 1));
+    pebble.expect(ORDER, 2);
+    pebble.expect(REVOKE, 1);
     assert!(!file.exists());
 }
 
@@ -112,5 +114,6 @@ fn an_old_certificate_that_has_expired_is_not_revoked() {
     let mut program = forward(address, &pebble.arguments("n.test", &state));
     program.line("the old certificate of n.test has expired, so it is not revoked");
     assert!(!file.exists());
-    assert_eq!((pebble.requests(ORDER), pebble.requests(REVOKE)), (1, 0));
+    pebble.expect(ORDER, 1);
+    pebble.expect(REVOKE, 0);
 }

@@ -28,7 +28,8 @@ fn two_servers_with_one_folder_replace_no_certificate_of_each_other() {
     assert!(program.exit().success());
     let program = forward(addresses[0], &first.arguments("o.test", &state));
     assert!(client(addresses[0], "o.test").certificate() == own);
-    assert_eq!((first.requests(ORDER), second.requests(ORDER)), (1, 1));
+    first.expect(ORDER, 1);
+    second.expect(ORDER, 1);
     drop((program, other));
 }
 
@@ -56,7 +57,8 @@ fn the_certificate_of_another_server_serves_until_the_first_of_a_new_one() {
     };
     let mut program = forward(address, &next.arguments("p.test", &state));
     program.line(ISSUED);
-    assert_eq!((pebble.requests(ORDER), next.requests(ORDER)), (1, 1));
+    pebble.expect(ORDER, 1);
+    next.expect(ORDER, 1);
 }
 
 /// Returns files with these PEMs.
