@@ -19,7 +19,7 @@ pub(super) fn settings(names: &List<AcmeName>, acme: &Acme, origin: &Origin) -> 
     let path = |file: &Value<File>| file.path(origin.folder_of(file.at()).as_deref());
     Ok(AcmeSettings {
         names: names.parsed(),
-        directory: parsed(&acme.directory).map_or_else(|| LETS_ENCRYPT.to_owned(), Into::into),
+        directory: directory(acme),
         folder: folder(acme, names.at(), origin)?,
         email: parsed(&acme.email),
         ca: acme.ca.as_ref().map(path),
@@ -35,6 +35,19 @@ pub(super) fn listener(acme: &Acme, origin: &Origin) -> Result<Option<(ListenAdd
     Ok(Some((address.parsed(), folder(acme, address.at(), origin)?)))
 }
 
+fn directory(acme: &Acme) -> String {
+    parsed(&acme.directory).map_or_else(|| LETS_ENCRYPT.to_owned(), Into::into)
+}
+
+/// Checks that the certificate of the server can be verified.
+pub(super) fn check_authorities(settings: &AcmeSettings, acme: &Acme, at: Option<usize>) -> Result<(), Fault> {
+    let (key, at) = match &acme.ca {
+        Some(ca) => ("acme_ca", ca.at()),
+        None => ("acme", at),
+    };
+    settings.originator().map(drop).map_err(|why| Fault::new(at, key, why))
+}
+
 /// Returns the folder with the state. `at` is the place of the key that needs it.
 fn folder(acme: &Acme, at: Option<usize>, origin: &Origin) -> Result<StateFolder, Fault> {
     let Some(state) = &acme.state else {
@@ -43,5 +56,5 @@ fn folder(acme: &Acme, at: Option<usize>, origin: &Origin) -> Result<StateFolder
         return Err(Fault::new(at, "acme", why));
     };
     let path = state.path(origin.folder_of(state.at()).as_deref());
-    StateFolder::new(path).map_err(|why| Fault::new(state.at(), "acme_state", why.to_string()))
+    StateFolder::new(path, &directory(acme)).map_err(|why| Fault::new(state.at(), "acme_state", why.to_string()))
 }

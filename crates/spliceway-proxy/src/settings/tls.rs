@@ -23,6 +23,9 @@ pub(super) fn terminator(
     let Some((settings, (key, at))) = settings(service, acme, origin)? else {
         return Ok(None);
     };
+    if let Some(issued) = &settings.acme {
+        acme::check_authorities(issued, acme, at)?;
+    }
     let (folder, clients) = (settings.folder.clone(), settings.clients.clone());
     let ticket_keys = settings.ticket_keys.clone();
     let terminator = Terminator::new(settings).map_err(|bad| {

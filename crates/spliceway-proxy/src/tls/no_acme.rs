@@ -13,6 +13,7 @@ use rustls::server::ClientHello;
 use spliceway_protocol::address::Target;
 
 use super::certificate::PairFiles;
+use super::client::Originator;
 use super::counts::NextTry;
 use super::server::Terminator;
 use crate::net::stream::Stream;
@@ -37,11 +38,11 @@ impl AcmeSettings {
         unreachable!("{REFUSED}")
     }
 
-    pub(crate) fn next_try(&self, _: &str, _: &CryptoProvider, _: SystemTime) -> io::Result<NextTry> {
+    pub(crate) fn originator(&self) -> Result<Originator, String> {
         unreachable!("{REFUSED}")
     }
 
-    pub(crate) fn check_ca(&self) -> Result<(), String> {
+    pub(crate) fn next_try(&self, _: &str, _: &CryptoProvider, _: SystemTime) -> io::Result<NextTry> {
         unreachable!("{REFUSED}")
     }
 
@@ -54,7 +55,7 @@ impl AcmeSettings {
 pub(crate) struct StateFolder;
 
 impl StateFolder {
-    pub(crate) fn new(_: PathBuf) -> Result<Self, &'static str> {
+    pub(crate) fn new(_: PathBuf, _: &str) -> Result<Self, &'static str> {
         Err("needs a build with TLS: expected one with the cargo feature `tls`")
     }
 

@@ -179,9 +179,8 @@ pub(super) fn acme_name(typed: &str) -> Result<Box<str>, &'static str> {
 
 pub(super) fn directory(typed: &str) -> Result<Box<str>, &'static str> {
     let url = url::Url::parse(typed).ok().filter(|url| url.scheme() == "https");
-    let has_host = url.is_some_and(|url| url.host().is_some() && url.username().is_empty());
-    has_host
-        .then(|| typed.into())
+    url.filter(|url| url.host().is_some() && url.username().is_empty())
+        .map(|url| url.as_str().into())
         .ok_or("expected the URL of an ACME directory, such as https://acme.example.com/directory")
 }
 

@@ -9,9 +9,10 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::server::ClientHello;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
+use crate::tls::crypto::sha256;
+
 /// The protocol by which a server validates a name on the listener itself.
 const PROTOCOL: &[u8] = b"acme-tls/1";
-const HASH_BYTES: usize = 32;
 
 /// Returns whether a client wants to validate a name.
 pub(crate) fn is_validation(hello: &ClientHello<'_>) -> bool {
@@ -19,10 +20,10 @@ pub(crate) fn is_validation(hello: &ClientHello<'_>) -> bool {
     offered.any(|protocol| protocol == PROTOCOL)
 }
 
-/// Returns the configuration that answers the challenge of a name. `hash` is in hexadecimal.
-/// Returns `None` if it is not a hash.
-pub(super) fn answer(name: &str, hash: &str, provider: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
-    let hash = hash_from(hash)?;
+/// Returns the configuration that answers the challenge of a name. `authorization` is the token
+/// with the thumbprint of the account (RFC 8555, section 8.1).
+pub(super) fn answer(name: &str, authorization: &str, provider: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
+    let hash = sha256(authorization.as_bytes());
     let key = KeyPair::generate().ok()?;
     let mut certificate = CertificateParams::new([name.to_owned()]).ok()?;
     certificate.distinguished_name = DistinguishedName::new();
@@ -42,34 +43,14 @@ pub(super) fn answer(name: &str, hash: &str, provider: &Arc<CryptoProvider>) -> 
     Some(Arc::new(config))
 }
 
-fn hash_from(text: &str) -> Option<[u8; HASH_BYTES]> {
-    let mut hash = [0; HASH_BYTES];
-    if text.len() != 2 * HASH_BYTES {
-        return None;
-    }
-    for (byte, at) in hash.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
-    }
-    Some(hash)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::crypto::provider;
 
     #[test]
     fn a_challenge_is_answered_with_its_hash() {
-        let provider = crate::tls::crypto::provider();
-        let config = answer("a.test", &"0f".repeat(32), &provider).unwrap();
+        let config = answer("a.test", "token.thumbprint", &provider()).unwrap();
         assert_eq!(config.alpn_protocols, [PROTOCOL]);
-        assert!(answer("a.test", "0f", &provider).is_none());
-    }
-
-    #[test]
-    fn a_hash_is_64_hexadecimal_digits() {
-        assert_eq!(hash_from(&"0f".repeat(32)), Some([15; 32]));
-        for other in ["", "0f", &"0g".repeat(32), &"0f".repeat(33), &"é".repeat(32)] {
-            assert_eq!(hash_from(other), None, "{other}");
-        }
     }
 }

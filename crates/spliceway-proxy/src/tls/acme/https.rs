@@ -14,13 +14,12 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use instant_acme::{BodyWrapper, BytesResponse, HttpClient};
 use parking_lot::Mutex;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use spliceway_protocol::address::Target;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
+use super::settings::with_own_key;
 use crate::net::stream::Stream;
+use crate::tls::client::{Originator, PeerName};
 
 /// The time limit for one request, with its connection.
 const REQUEST_TIME: Duration = Duration::from_secs(30);
@@ -38,7 +37,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 #[derive(Clone)]
 pub(super) struct Https {
     pub(super) connect: Connect,
-    pub(super) config: Arc<ClientConfig>,
+    pub(super) originator: Arc<Originator>,
     /// The time before which the server wants no other try.
     pub(super) retry_after: Arc<Mutex<Option<SystemTime>>>,
 }
@@ -73,11 +72,11 @@ impl Https {
         let authority = uri.authority().ok_or("the URL has no host")?;
         let host = authority.host().trim_matches(['[', ']']);
         let target = Target::named(host, authority.port_u16().unwrap_or(HTTPS_PORT));
-        let name = ServerName::try_from(host.to_owned())?;
-        let stream = (self.connect)(target.ok_or("the host is not valid")?).await?;
-        let stream = TlsConnector::from(Arc::clone(&self.config))
-            .connect(name, stream)
-            .await?;
+        let target = target.ok_or("the host is not valid")?;
+        let name = PeerName::of(&target);
+        let stream = (self.connect)(target).await?;
+        let connected = self.originator.connect_to_target(stream, &name, None, false).await;
+        let (stream, _) = connected.map_err(|why| with_own_key(&why))?;
         *request.uri_mut() = uri.path_and_query().map_or("/", |path| path.as_str()).parse::<Uri>()?;
         request
             .headers_mut()

@@ -94,7 +94,6 @@ pub(super) async fn revoke(
 async fn account(settings: &AcmeSettings, locked: &Locked, https: &Https) -> Result<Account, OrderError> {
     let builder = Account::builder_with_http(Box::new(https.clone()));
     if let Some(text) = settings.folder.account()?
-        && is_of(&text, &settings.directory)
         && let Ok(credentials) = serde_json::from_str::<AccountCredentials>(&text)
     {
         return Ok(builder.from_credentials(credentials).await?);
@@ -110,12 +109,6 @@ async fn account(settings: &AcmeSettings, locked: &Locked, https: &Https) -> Res
     let text = serde_json::to_string(&credentials).map_err(io::Error::other)?;
     settings.folder.set_account(locked, &text)?;
     Ok(account)
-}
-
-/// Returns whether an account belongs to this directory.
-fn is_of(account: &str, directory: &str) -> bool {
-    let account: serde_json::Value = serde_json::from_str(account).unwrap_or_default();
-    account["directory"] == directory
 }
 
 /// Prepares the answers, and asks the server to validate the name.
@@ -142,9 +135,7 @@ async fn answer_challenges(
         if settings.uses_http {
             settings.folder.set_answer(locked, &challenge.token, answer.as_str())?;
         } else {
-            let hash = answer.digest();
-            let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-            settings.folder.set_challenge(locked, name, &hash)?;
+            settings.folder.set_challenge(locked, name, answer.as_str())?;
         }
         challenge.set_ready().await?;
     }

@@ -6,8 +6,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
-use rustls::ClientConfig;
 use rustls::crypto::CryptoProvider;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
@@ -16,7 +14,8 @@ use tokio::time::{sleep, timeout};
 use super::folder::{Locked, Revocation};
 use super::https::{Connect, Https};
 use super::order;
-use super::settings::{AcmeSettings, roots};
+use super::schedule::{Known, Task, Tries};
+use super::settings::{AcmeSettings, Due};
 use crate::kit::clock::rfc3339_seconds;
 use crate::tls::certificate::{Pair, PairFiles, Validity};
 use crate::tls::counts::NextTry;
@@ -33,59 +32,76 @@ const BUSY: Duration = Duration::from_secs(10);
 /// The wait after an error of the folder. No request was sent.
 const UNUSABLE: Duration = Duration::from_secs(60);
 
-/// What a step of the schedule has found.
-enum Step {
-    /// Nothing is due before this time. The last try may have failed, maybe in another process.
-    Wait(SystemTime, Option<String>),
-    /// Another process tries.
-    Busy,
-    Tried(Result<Validity, String>, SystemTime),
-}
-
 /// Renews the certificates of a service.
 #[derive(Clone)]
 struct Renewal {
     settings: AcmeSettings,
     provider: Arc<CryptoProvider>,
     connect: Connect,
+    terminator: Arc<Terminator>,
+    service: &'static str,
 }
 
 impl Renewal {
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
     /// stop a try that has begun.
-    async fn step_aside(&self, name: &str) -> io::Result<Step> {
+    async fn step_aside(&self, name: &str) -> io::Result<Option<NextTry>> {
         let (renewal, name, runtime) = (self.clone(), name.to_owned(), Handle::current());
         let step = spawn_blocking(move || runtime.block_on(renewal.step(&name)));
         step.await.map_err(io::Error::other)?
     }
 
-    /// Tries if a certificate is due.
-    async fn step(&self, name: &str) -> io::Result<Step> {
-        let (folder, now) = (&self.settings.folder, SystemTime::now());
-        let (tries, next) = self.settings.next(name, &self.provider, now)?;
-        if next > now {
-            return Ok(Step::Wait(next, tries.why));
+    /// Does what is due, and returns what is next. Returns `None` while another process tries.
+    async fn step(&self, name: &str) -> io::Result<Option<NextTry>> {
+        let now = SystemTime::now();
+        let due = self.settings.next(name, &self.provider, now)?;
+        if due.at > now {
+            return Ok(Some(due.shown(now)));
         }
-        let Some(locked) = folder.lock()? else {
-            return Ok(Step::Busy);
+        let Some(locked) = self.settings.folder.lock()? else {
+            return Ok(None);
         };
         // Another process may have tried before this one had the lock.
         let now = SystemTime::now();
-        let (mut tries, next) = self.settings.next(name, &self.provider, now)?;
-        if next > now {
-            return Ok(Step::Wait(next, tries.why));
+        let due = self.settings.next(name, &self.provider, now)?;
+        if due.at > now {
+            return Ok(Some(due.shown(now)));
         }
-        tries.begin(&self.settings.directory, now, rand::random());
-        folder.set_tries(&locked, name, &tries)?;
+        self.attempt(&locked, name, due).await?;
+        let now = SystemTime::now();
+        Ok(Some(self.settings.next(name, &self.provider, now)?.shown(now)))
+    }
+
+    /// Tries to do what is due.
+    async fn attempt(&self, locked: &Locked, name: &str, due: Due) -> io::Result<()> {
+        let (folder, Due { mut known, task, .. }) = (&self.settings.folder, due);
+        known.tries(task).begin(SystemTime::now(), rand::random());
+        folder.set_known(locked, name, &known)?;
+        folder.remove_answers(locked)?;
         let retry_after = Arc::default();
-        let tried = match timeout(TRY_TIME, self.order(&locked, name, &retry_after)).await {
+        let tried = async {
+            let https = Https {
+                connect: Arc::clone(&self.connect),
+                originator: Arc::new(self.settings.originator()?),
+                retry_after: Arc::clone(&retry_after),
+            };
+            match task {
+                Task::Order => self.issue(locked, name, &https).await.map(Some),
+                Task::Revoke => {
+                    let revoked = self.revoke(locked, name, &https).await.map(|()| None);
+                    revoked.map_err(|why| format!("the old certificate of {name} is not revoked: {why}"))
+                }
+            }
+        };
+        let tried = match timeout(TRY_TIME, tried).await {
             Ok(tried) => tried,
             Err(_) => Err(format!("no result within {} s", TRY_TIME.as_secs())),
         };
-        folder.remove_answers(&locked)?;
-        let now = SystemTime::now();
+        folder.remove_answers(locked)?;
+        let (now, tries) = (SystemTime::now(), known.tries(task));
         match &tried {
-            Ok(valid) => tries.succeed(*valid, now),
+            Ok(Some(valid)) => tries.succeed(*valid, now),
+            Ok(None) => *tries = Tries::default(),
             Err(why) => {
                 tries.why = Some(why.clone());
                 if let Some(asked) = *retry_after.lock() {
@@ -93,54 +109,21 @@ impl Renewal {
                 }
             }
         }
-        folder.set_tries(&locked, name, &tries)?;
-        let next = tries.next(&self.settings.directory, tried.as_ref().ok().copied(), now);
-        Ok(Step::Tried(tried, next))
+        folder.set_known(locked, name, &known)?;
+        self.report(name, task, &tried, &known);
+        Ok(())
     }
 
-    /// Orders a certificate and puts it into force, if it fits.
-    async fn order(
-        &self,
-        locked: &Locked,
-        name: &str,
-        retry_after: &Arc<Mutex<Option<SystemTime>>>,
-    ) -> Result<Validity, String> {
+    /// Orders a certificate and puts it into force, if it fits. Keeps the one before if it is to be
+    /// revoked.
+    async fn issue(&self, locked: &Locked, name: &str, https: &Https) -> Result<Validity, String> {
         let folder = &self.settings.folder;
-        folder.remove_answers(locked).map_err(|error| error.to_string())?;
-        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots(self.settings.ca.as_deref())?)
-            .with_no_client_auth();
-        let https = Https {
-            connect: Arc::clone(&self.connect),
-            config: Arc::new(config),
-            retry_after: Arc::clone(retry_after),
-        };
-        let failed = |error: io::Error| error.to_string();
-        let valid = match folder.revocation(name).map_err(failed)? {
-            None => return self.issue(locked, name, &https, false).await,
-            Some(Revocation::Wanted) => self.issue(locked, name, &https, true).await?,
-            // The other certificate is in force since an earlier try.
-            Some(Revocation::Replaced(_)) => self.read(name)?.valid,
-        };
-        if let Some(Revocation::Replaced(old)) = folder.revocation(name).map_err(failed)? {
-            let revoked = order::revoke(&self.settings, locked, &old, &https).await;
-            revoked.map_err(|error| format!("the old certificate is not revoked: {error}"))?;
-            tracing::info!("acme: the old certificate of {name} is revoked");
-        }
-        folder.end_revocation(locked, name).map_err(failed)?;
-        Ok(valid)
-    }
-
-    /// Orders a certificate and puts it into force. If the one before is to be revoked, keeps it.
-    async fn issue(&self, locked: &Locked, name: &str, https: &Https, keeps_old: bool) -> Result<Validity, String> {
-        let folder = &self.settings.folder;
+        let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
+        let failed = |error: io::Error| format!("cannot write to the folder of acme: {error}");
+        folder.adopt_pair(locked, name).map_err(failed)?;
         let issued = order::order(&self.settings, locked, name, https).await;
         let issued = issued.map_err(|error| error.to_string())?;
-        let unusable = |error: &dyn Display| format!("the issued certificate cannot be used: {error}");
-        let file = folder.write_new_pair(locked, name, &issued);
-        let file = file.map_err(|error| unusable(&error))?;
+        let file = folder.write_new_pair(locked, name, &issued).map_err(failed)?;
         let files = PairFiles {
             certificate: file.clone(),
             key: file,
@@ -149,75 +132,104 @@ impl Renewal {
         if !pair.names.iter().any(|issued| **issued == *name) {
             return Err(unusable(&"it does not have the name"));
         }
-        if keeps_old && let Ok(old) = self.read(name) {
-            let kept = folder.set_replaced(locked, name, &old.key.cert[0]);
-            kept.map_err(|error| error.to_string())?;
+        let old = self.settings.in_force(name, &self.provider).map_err(failed)?;
+        if self.settings.revocation(name, old.as_ref()).map_err(failed)? == Some(Revocation::Wanted) {
+            let kept = match &old {
+                Some(old) => folder.set_replaced(locked, name, &old.key.cert[0]),
+                None => folder.end_revocation(locked, name),
+            };
+            kept.map_err(failed)?;
         }
-        let used = folder.use_new_pair(locked, name);
-        used.map_err(|error| unusable(&error))?;
+        folder.use_new_pair(locked, name).map_err(failed)?;
         Ok(pair.valid)
     }
 
-    /// Reads the certificate that is in force.
-    fn read(&self, name: &str) -> Result<Pair, String> {
-        Pair::read(&self.settings.pair(name), &self.provider).map_err(|bad| bad.to_string())
+    /// Revokes the certificate before the one in force, unless it has expired.
+    async fn revoke(&self, locked: &Locked, name: &str, https: &Https) -> Result<(), String> {
+        let failed = |error: io::Error| format!("cannot use the folder of acme: {error}");
+        let current = self.settings.in_force(name, &self.provider).map_err(failed)?;
+        let revocation = self.settings.revocation(name, current.as_ref()).map_err(failed)?;
+        let result = match revocation {
+            Some(Revocation::Replaced(old, expires)) if expires > SystemTime::now() => {
+                let revoked = order::revoke(&self.settings, locked, &old, https).await;
+                revoked.map_err(|error| error.to_string())?;
+                "is revoked"
+            }
+            _ => "has expired, so it is not revoked",
+        };
+        self.settings.folder.end_revocation(locked, name).map_err(failed)?;
+        tracing::info!(service = self.service, "acme: the old certificate of {name} {result}");
+        Ok(())
+    }
+
+    /// Counts orders, and writes the result of a try to the log.
+    fn report(&self, name: &str, task: Task, tried: &Result<Option<Validity>, String>, known: &Known) {
+        let service = self.service;
+        if task == Task::Order {
+            self.terminator.counts().tried(tried.is_ok());
+        }
+        match (task, tried) {
+            (_, Ok(Some(valid))) => {
+                let next = rfc3339_seconds(known.order.next(Some(*valid), SystemTime::now()));
+                let until = rfc3339_seconds(valid.to);
+                tracing::info!(
+                    service,
+                    "acme: {name} has a certificate until {until}, and renews it at {next}"
+                );
+            }
+            (_, Ok(None)) => {}
+            (Task::Order, Err(why)) => {
+                let next = rfc3339_seconds(known.order.not_before());
+                tracing::error!(
+                    service,
+                    "acme: no new certificate for {name}: {why}. The next try is at {next}. An old certificate, if \
+                     there is one, stays in force"
+                );
+            }
+            (Task::Revoke, Err(why)) => {
+                let next = rfc3339_seconds(known.revocation.not_before());
+                tracing::error!(service, "acme: {why}. The next try is at {next}");
+            }
+        }
     }
 }
 
 /// Keeps the certificates of a service valid. Never returns.
 pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service: &'static str) {
-    let Some(settings) = terminator.acme() else {
+    let Some(settings) = terminator.acme().cloned() else {
         return pending().await;
     };
     let renewal = Renewal {
-        settings: settings.clone(),
+        settings,
         provider: provider(),
         connect,
+        terminator: Arc::clone(&terminator),
+        service,
     };
     loop {
         let now = SystemTime::now();
-        let mut next = now + LOOK_AGAIN;
-        for name in &settings.names {
-            let (at, why) = match renewal.step_aside(name).await {
-                Ok(Step::Wait(at, why)) => (at, why),
-                Ok(Step::Busy) => {
-                    next = next.min(now + BUSY);
+        let mut earliest = now + LOOK_AGAIN;
+        for name in &renewal.settings.names {
+            let next = match renewal.step_aside(name).await {
+                Ok(Some(next)) => next,
+                Ok(None) => {
+                    earliest = earliest.min(now + BUSY);
                     continue;
-                }
-                Ok(Step::Tried(tried, at)) => {
-                    terminator.counts().tried(tried.is_ok());
-                    report(service, name, &tried, at);
-                    (at, tried.err())
                 }
                 Err(error) => {
                     let why = format!("cannot use the folder for {name}: {error}");
                     tracing::error!(service, "acme: {why}");
-                    (now + UNUSABLE, Some(why))
+                    NextTry {
+                        at: now + UNUSABLE,
+                        why: Some(why),
+                    }
                 }
             };
-            terminator.counts().will_try(name, NextTry { at, why });
-            next = next.min(at);
+            earliest = earliest.min(next.at);
+            terminator.counts().will_try(name, next);
         }
-        let wait = next.duration_since(SystemTime::now()).unwrap_or_default();
+        let wait = earliest.duration_since(SystemTime::now()).unwrap_or_default();
         // A second more than needed, because times in the folder have whole seconds.
         sleep(wait + Duration::from_secs(1)).await;
-    }
-}
-
-fn report(service: &'static str, name: &str, tried: &Result<Validity, String>, next: SystemTime) {
-    let next = rfc3339_seconds(next);
-    match tried {
-        Ok(valid) => {
-            let until = rfc3339_seconds(valid.to);
-            tracing::info!(
-                service,
-                "acme: {name} has a certificate until {until}, and renews it at {next}"
-            );
-        }
-        Err(why) => tracing::error!(
-            service,
-            "acme: no new certificate for {name}: {why}. The next try is at {next}. An old certificate, if there is \
-             one, stays in force"
-        ),
     }
 }

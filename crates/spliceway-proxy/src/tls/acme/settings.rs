@@ -3,19 +3,18 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{RootCertStore, ServerConfig};
 
 use super::challenge;
-use super::folder::StateFolder;
-use super::schedule::Tries;
-use crate::tls::certificate::{Pair, PairFiles};
+use super::folder::{Revocation, StateFolder};
+use super::schedule::{Known, Task};
+use crate::tls::certificate::{Pair, PairFiles, Validity};
+use crate::tls::client::{ClientSettings, OfferedProtocols, Originator};
 use crate::tls::counts::NextTry;
 
 /// How the certificates of a service are issued.
@@ -33,6 +32,15 @@ pub(crate) struct AcmeSettings {
     pub(crate) uses_http: bool,
 }
 
+/// What the schedule says about a name.
+pub(super) struct Due {
+    pub(super) known: Known,
+    /// When the certificate is valid, unless it is to be replaced at once.
+    valid: Option<Validity>,
+    pub(super) task: Task,
+    pub(super) at: SystemTime,
+}
+
 impl AcmeSettings {
     /// Returns the files of the certificates. They may be missing.
     pub(crate) fn pairs(&self) -> Vec<PairFiles> {
@@ -47,69 +55,80 @@ impl AcmeSettings {
         }
     }
 
+    /// Reads the authorities that the directory's own certificate needs.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the file, and the remedy.
+    pub(crate) fn originator(&self) -> Result<Originator, String> {
+        let settings = ClientSettings {
+            authorities: self.ca.clone(),
+            name: None,
+            alpn: OfferedProtocols::Listed(Vec::new()),
+            pair: None,
+            verifies: true,
+        };
+        Originator::new(settings).map_err(|why| with_own_key(&why))
+    }
+
     /// Returns when the certificate of a name is ordered next, and why the last try failed.
     pub(crate) fn next_try(&self, name: &str, provider: &CryptoProvider, now: SystemTime) -> io::Result<NextTry> {
-        let (Tries { why, .. }, at) = self.next(name, provider, now)?;
-        Ok(NextTry { at, why })
+        let Due { known, valid, .. } = self.next(name, provider, now)?;
+        Ok(NextTry {
+            at: known.order.next(valid, now),
+            why: known.why(),
+        })
     }
 
-    /// Returns what is known about tries, and when the next one is due.
-    pub(super) fn next(
-        &self,
-        name: &str,
-        provider: &CryptoProvider,
-        now: SystemTime,
-    ) -> io::Result<(Tries, SystemTime)> {
+    /// Returns what the schedule says about a name.
+    pub(super) fn next(&self, name: &str, provider: &CryptoProvider, now: SystemTime) -> io::Result<Due> {
+        let pair = self.in_force(name, provider)?;
+        let revocation = self.revocation(name, pair.as_ref())?;
+        // A certificate that is to be revoked is replaced at once.
+        let pair = pair.filter(|_| revocation != Some(Revocation::Wanted));
+        let valid = pair.map(|pair| pair.valid);
+        let revokes = matches!(revocation, Some(Revocation::Replaced(..)));
+        let known = self.folder.known(name)?;
+        let (task, at) = known.next(valid, revokes, now);
+        Ok(Due { known, valid, task, at })
+    }
+
+    /// Returns the certificate of a name that is in force. One that cannot be used is replaced, as
+    /// a missing one.
+    pub(super) fn in_force(&self, name: &str, provider: &CryptoProvider) -> io::Result<Option<Pair>> {
         let files = self.pair(name);
-        let valid = match File::open(&files.certificate) {
-            // A pair that can be read and is not valid is replaced.
-            Ok(_) => Pair::read(&files, provider).ok().map(|pair| pair.valid),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        let tries = self.folder.tries(name)?;
-        let valid = match self.folder.revocation(name)? {
-            None => valid,
-            // A certificate that is to be revoked is replaced at once.
-            Some(_) => None,
-        };
-        let next = tries.next(&self.directory, valid, now);
-        Ok((tries, next))
+        match File::open(&files.certificate) {
+            Ok(_) => Ok(Pair::read(&files, provider).ok()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Checks the file of the directory's authorities, or that the system has some.
-    pub(crate) fn check_ca(&self) -> Result<(), String> {
-        roots(self.ca.as_deref()).map(drop)
+    pub(super) fn revocation(&self, name: &str, current: Option<&Pair>) -> io::Result<Option<Revocation>> {
+        self.folder.revocation(name, current.map(|pair| &pair.key.cert[0]))
     }
 
     /// Returns the configuration that answers TLS-ALPN-01 for a name. Returns `None` if no try
     /// runs, in this process or in another one with the folder.
     pub(crate) fn answer(&self, name: &str, provider: &Arc<CryptoProvider>) -> Option<Arc<ServerConfig>> {
         let name = self.names.iter().find(|known| known.eq_ignore_ascii_case(name))?;
-        let hash = self.folder.challenge(name).ok()??;
-        challenge::answer(name, &hash, provider)
+        let authorization = self.folder.challenge(name).ok()??;
+        challenge::answer(name, &authorization, provider)
     }
 }
 
-/// Returns the authorities of a file, or those of the system.
-pub(super) fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let Some(file) = ca else {
-        let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs);
-        if roots.is_empty() {
-            return Err("the system has no certificates of authorities: install the package ca-certificates".into());
+impl Due {
+    /// Returns what the operator sees: what is next, and why the last try failed, maybe in another
+    /// process.
+    pub(super) fn shown(self, now: SystemTime) -> NextTry {
+        NextTry {
+            at: self.at.max(now),
+            why: self.known.why(),
         }
-        return Ok(roots);
-    };
-    let bad = |error: &dyn Display| format!("cannot use acme_ca {}: {error}", file.display());
-    let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| bad(&error))?;
-        roots.add(certificate).map_err(|error| bad(&error))?;
     }
-    if roots.is_empty() {
-        return Err(bad(&"it has no certificate"));
-    }
-    Ok(roots)
+}
+
+/// Returns the text of an error about the certificate of a server. The remedy has the key for the
+/// authorities of the directory instead of the one for targets.
+pub(super) fn with_own_key(error: &dyn Display) -> String {
+    error.to_string().replace("target_tls_ca", "acme_ca")
 }

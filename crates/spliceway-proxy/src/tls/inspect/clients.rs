@@ -108,7 +108,7 @@ pub(super) fn acme(settings: &AcmeSettings, provider: &CryptoProvider) -> Found 
             "the program creates the folder when it starts".to_owned()
         },
     )];
-    if let Err(why) = settings.check_ca() {
+    if let Err(why) = settings.originator() {
         findings.push(finding(Verdict::Faulty, why));
     }
     let now = SystemTime::now();

@@ -13,8 +13,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
 use crate::harness::{Program, TextFile, accept, echo, listen, refused_to_start, refusing, was_reached};
-pub(crate) use authority::Authority;
-use authority::{Issued, dns, email, uri};
+pub(crate) use authority::{Authority, dns};
+use authority::{Issued, email, uri};
 
 const VERSIONS: [&[&rustls::SupportedProtocolVersion]; 2] = [TLS12, TLS13];
 
