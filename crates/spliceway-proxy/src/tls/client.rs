@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::agreed::iana_name;
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::chain::Doubt;
 use super::connect_error::ConnectError;
@@ -28,6 +29,7 @@ use super::issuers::{Authority, NotAnIssuer};
 use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 use super::watched::{Watched, watch};
+use crate::kit::tls_error::fault;
 
 /// How a service speaks TLS to its targets and its upstream proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -259,7 +261,7 @@ impl AgreedWithServer {
                 Some(ProtocolVersion::TLSv1_3) => "1.3",
                 _ => "1.2",
             },
-            cipher: suite.and_then(|suite| suite.as_str()).unwrap_or_default(),
+            cipher: suite.map_or("", iana_name),
             alpn,
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
             is_verified,
@@ -339,7 +341,7 @@ pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> 
             continue;
         }
         let added = roots.add(certificate.clone());
-        added.map_err(|error| Unusable::Authority(file.into(), *line, error.to_string()))?;
+        added.map_err(|error| Unusable::Authority(file.into(), *line, fault(&error)))?;
     }
     let named: Vec<_> = named.into_iter().map(|(_, certificate)| certificate).collect();
     Ok((roots, named.clone(), named))

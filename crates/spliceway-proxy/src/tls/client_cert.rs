@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 use tokio::task_local;
 use x509_cert::der::DateTime;
@@ -21,6 +21,7 @@ use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
 use super::crl::{self, Ca, Crl, newest, read_crls};
 use super::issuers::{Authority, Issuers, TooManyAlike};
+use crate::kit::tls_error::{self, Peer, fault, words};
 
 /// Which certificates a service accepts from its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +126,11 @@ impl ClientFiles {
             crls.retain(|crl| {
                 let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
                 let checked = builder.with_crls([crl.list.clone()]).build().map_err(|error| {
-                    let why = certificate::Why::Crl(crl.line, error.to_string());
+                    let why = match error {
+                        VerifierBuilderError::InvalidCrl(why) => words(&why),
+                        other => other.to_string(),
+                    };
+                    let why = certificate::Why::Crl(crl.line, why);
                     bad.push(BadFile::new(&crl.file, why));
                 });
                 checked.is_ok()
@@ -168,7 +173,7 @@ fn read_cas(file: &Path) -> Result<Vec<(Ca, Fingerprint)>, BadFile> {
         authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
         let content = Fingerprint::of(&certificate);
         let mut roots = RootCertStore::empty();
-        roots.add(certificate).map_err(|error| damaged(error.to_string()))?;
+        roots.add(certificate).map_err(|error| damaged(fault(&error)))?;
         let anchor = roots.roots.remove(0);
         let file = file.to_owned();
         cas.push((Ca { file, link, anchor }, content));
@@ -337,18 +342,14 @@ impl Display for BadClientCert {
                 "the CRL for the client's certificate has expired at {}: expected a newer one in tls_client_crl",
                 date(*next_update)
             ),
-            InvalidPurpose | InvalidPurposeContext { .. } => {
-                f.write_str("the client's certificate is for another use: expected the extended key usage clientAuth")
-            }
-            BadSignature => f.write_str("a signature of the client's certificate or of its key is wrong"),
-            // The verifier does not name its own errors.
-            Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
-                f.write_str("the client's certificate is that of a CA: expected one without `CA:TRUE`")
-            }
             Other(error) if error.0.is::<TooManyAlike>() => {
                 write!(f, "the client's chain cannot be used: {}", error.0)
             }
-            error => write!(f, "the client's certificate cannot be used: {error}"),
+            error => write!(
+                f,
+                "the client's certificate cannot be used: {}",
+                tls_error::BadCertificate(error, Peer::Client)
+            ),
         }
     }
 }

@@ -158,14 +158,16 @@ impl ServerCertVerifier for Verifier {
             None => Err(CertificateError::UnknownIssuer.into()),
         };
         verified.map_err(|error| {
+            use CertificateError::{BadSignature, Other, UnknownIssuer};
+            let Error::InvalidCertificate(bad) = &error else {
+                return error;
+            };
             // An authority's certificate that a server uses as its own is one of the other errors.
-            let is_chain = matches!(
-                error,
-                Error::InvalidCertificate(
-                    CertificateError::UnknownIssuer | CertificateError::BadSignature | CertificateError::Other(_)
-                )
-            );
+            let is_chain = matches!(bad, UnknownIssuer | BadSignature | Other(_));
             let untrusted = is_chain.then(|| self.untrusted(end_entity, intermediates)).flatten();
+            // Other errors of a chain whose authority is trusted are not about its key.
+            let is_about_key = |why: &Untrusted| matches!(why, Untrusted::OtherKey(_));
+            let untrusted = untrusted.filter(|why| !(matches!(bad, Other(_)) && is_about_key(why)));
             untrusted.map_or(error, |why| CertificateError::Other(OtherError(Arc::new(why))).into())
         })
     }

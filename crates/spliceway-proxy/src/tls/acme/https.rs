@@ -20,6 +20,7 @@ use spliceway_protocol::address::Target;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use crate::kit::tls_error::{Peer, TlsError};
 use crate::net::stream::Stream;
 
 /// The time limit for one request, with its connection.
@@ -77,7 +78,8 @@ impl Https {
         let stream = (self.connect)(target.ok_or("the host is not valid")?).await?;
         let stream = TlsConnector::from(Arc::clone(&self.config))
             .connect(name, stream)
-            .await?;
+            .await
+            .map_err(|error| TlsError::explain(error, Peer::AcmeServer))?;
         *request.uri_mut() = uri.path_and_query().map_or("/", |path| path.as_str()).parse::<Uri>()?;
         request
             .headers_mut()

@@ -15,6 +15,7 @@ use rustls::{RootCertStore, ServerConfig};
 use super::challenge;
 use super::folder::StateFolder;
 use super::schedule::Tries;
+use crate::kit::tls_error::fault;
 use crate::tls::certificate::{Pair, PairFiles};
 use crate::tls::counts::NextTry;
 
@@ -106,7 +107,7 @@ pub(super) fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
     let certificates = CertificateDer::pem_file_iter(file).map_err(|error| bad(&error))?;
     for certificate in certificates {
         let certificate = certificate.map_err(|error| bad(&error))?;
-        roots.add(certificate).map_err(|error| bad(&error))?;
+        roots.add(certificate).map_err(|error| bad(&fault(&error)))?;
     }
     if roots.is_empty() {
         return Err(bad(&"it has no certificate"));
