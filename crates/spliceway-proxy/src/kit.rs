@@ -14,4 +14,5 @@ pub(crate) mod outcome;
 pub(crate) mod pid_file;
 pub(crate) mod refusal;
 pub(crate) mod replacement;
+pub(crate) mod tls_error;
 pub(crate) mod tls_failure;

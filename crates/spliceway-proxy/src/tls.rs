@@ -28,7 +28,7 @@ pub(crate) mod counts;
 mod crl;
 #[cfg_attr(not(feature = "tls"), path = "tls/no_crypto.rs")]
 mod crypto;
-mod failure;
+pub(crate) mod failure;
 pub(crate) mod folder;
 pub(crate) mod inspect;
 mod issuers;

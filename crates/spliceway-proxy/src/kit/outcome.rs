@@ -5,9 +5,11 @@ use std::io;
 
 use super::errno;
 use super::refusal::Refusal;
+use super::tls_error::{self, TlsError};
 use super::tls_failure::TlsFailure;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 use rustix::io::Errno;
+use rustls::Error;
 use spliceway::{EndReason, Peer, RelayError, RelaySummary};
 use spliceway_protocol::client;
 
@@ -108,6 +110,18 @@ impl Outcome {
             cause: Some(cause.to_string().into()),
         }
     }
+
+    /// Returns the end of a session whose upstream has sent an alert before its first byte. In TLS
+    /// 1.3, a server refuses the certificate of its client after the handshake.
+    pub(crate) fn refused(error: &io::Error) -> Option<Self> {
+        let tls = TlsError::of(error).filter(|tls| matches!(tls.error, Error::AlertReceived(_)))?;
+        let failure = match tls.peer {
+            tls_error::Peer::Target => ConnectFailure::Tls(TlsFailure::Alert),
+            tls_error::Peer::Proxy => ConnectFailure::UpstreamTls,
+            tls_error::Peer::Client => return None,
+        };
+        Some(Self::because(SessionEnd::ConnectFailed(failure), error))
+    }
 }
 
 impl From<SessionEnd> for Outcome {
@@ -171,6 +185,11 @@ impl From<Result<RelaySummary, RelayError>> for Outcome {
                     Peer::A => SessionEnd::ResetByClient,
                     Peer::B => SessionEnd::ResetByUpstream,
                 };
+                if error.summary.b_to_a.bytes == 0
+                    && let Some(refused) = Self::refused(&error.source)
+                {
+                    return refused;
+                }
                 return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
             }
         };

@@ -6,17 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio_rustls::TlsStream as Inner;
+
+use crate::kit::tls_error::{Peer, TlsError};
 
 /// A connection on which a handshake has succeeded.
 ///
 /// The end of the other side is EOF, whether or not the other side has announced it
-/// (`close_notify`). [`Self::truncation`] tells the difference.
+/// (`close_notify`). [`Self::truncation`] tells the difference. An error of TLS is a [`TlsError`].
 #[derive(Debug)]
 pub(crate) struct TlsStream<S> {
     /// The reader has bytes that came before or with the first message of TLS.
     inner: Inner<BufReader<S>>,
+    peer: Peer,
     is_truncated: Arc<AtomicBool>,
     /// Becomes `true` if what this side sends is cut, so that its end must not look complete.
     is_cut: Option<Arc<AtomicBool>>,
@@ -29,9 +32,10 @@ pub(crate) struct TlsStream<S> {
 }
 
 impl<S: AsyncRead> TlsStream<S> {
-    pub(crate) fn new(inner: impl Into<Inner<BufReader<S>>>) -> Self {
+    pub(crate) fn new(inner: impl Into<Inner<BufReader<S>>>, peer: Peer) -> Self {
         Self {
             inner: inner.into(),
+            peer,
             is_truncated: Arc::default(),
             is_cut: None,
             is_at_end: false,
@@ -88,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                 }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
-                read
+                read.map_err(|error| TlsError::explain(error, self.peer))
             }
         }
     }
@@ -96,7 +100,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
+        written.map_err(|error| self.reason(error, cx))
     }
 
     fn poll_write_vectored(
@@ -104,7 +109,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        written.map_err(|error| self.reason(error, cx))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -134,6 +140,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
             // announcement.
             Poll::Ready(Err(error)) if this.is_at_end && this.has_sent_all && is_gone(&error) => Poll::Ready(Ok(())),
             shutdown => shutdown,
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
+    /// Returns the alert that came before the connection broke, if it is still unread.
+    fn reason(&mut self, error: io::Error, cx: &mut Context<'_>) -> io::Error {
+        match Pin::new(&mut self.inner).poll_fill_buf(cx) {
+            Poll::Ready(Err(read)) if is_gone(&error) => TlsError::explain(read, self.peer),
+            _ => error,
         }
     }
 }

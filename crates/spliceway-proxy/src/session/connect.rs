@@ -215,9 +215,11 @@ impl Connecting {
             }
             Err(NoAnswer::Left(left)) => Err(left),
             Err(NoAnswer::Client(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
-            Err(NoAnswer::Target(error)) => Err(self
-                .refuse(Failure::General, Outcome::because(SessionEnd::ResetByUpstream, &error))
-                .await),
+            Err(NoAnswer::Target(error)) => {
+                let reset = || Outcome::because(SessionEnd::ResetByUpstream, &error);
+                let outcome = Outcome::refused(&error).unwrap_or_else(reset);
+                Err(self.refuse(Failure::General, outcome).await)
+            }
             Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await),
             Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
             Err(NoAnswer::Idle) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),

@@ -121,7 +121,7 @@ impl Drop for Record {
 /// client sent nothing either, because some protocols have no answer.
 fn ended_early(end: SessionEnd, relay: &RelaySummary) -> bool {
     match end {
-        SessionEnd::ResetByUpstream => relay.b_to_a.bytes == 0,
+        SessionEnd::ResetByUpstream | SessionEnd::ConnectFailed(_) => relay.b_to_a.bytes == 0,
         SessionEnd::UpstreamEof => relay.b_to_a.bytes == 0 && relay.a_to_b.bytes == 0,
         _ => false,
     }

@@ -1,5 +1,6 @@
 //! Ends the TLS of an admitted client.
 
+use rustls::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
@@ -9,11 +10,13 @@ use super::linger::lingering_close;
 use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
+use crate::kit::tls_error::Peer;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
 use crate::tls::client_cert::{BadClientCert, BadClientCertKind};
 use crate::tls::counts::Failure;
-use crate::tls::server::{HandshakeError, Refused, Terminator};
+use crate::tls::failure::HandshakeError;
+use crate::tls::server::{Refused, Terminator};
 use spliceway_protocol::proxy;
 
 impl Admitted {
@@ -49,7 +52,7 @@ impl Admitted {
         };
         terminator.succeeded(&agreed);
         guard.service().process.metrics.shook_hands(began.elapsed());
-        let stream = TlsStream::new(stream);
+        let stream = TlsStream::new(stream, Peer::Client);
         let is_truncated = stream.truncation();
         let facts = TlsFacts {
             agreed: Some(agreed),
@@ -91,14 +94,18 @@ fn outcome(error: &HandshakeError) -> Outcome {
         HandshakeError::NoCertificate => SessionEnd::Denied(Refusal::TlsNoCertificate),
         HandshakeError::Failed(_) => SessionEnd::ResetByClient,
         HandshakeError::UnknownName(_) => SessionEnd::Denied(Refusal::TlsName),
-        HandshakeError::Alert(_) => SessionEnd::Denied(Refusal::TlsAlert),
         HandshakeError::ClientCert(bad) => SessionEnd::Denied(match bad.kind() {
             BadClientCertKind::None => Refusal::TlsClientNone,
             BadClientCertKind::Revoked => Refusal::TlsClientRevoked,
             BadClientCertKind::NotPermitted => Refusal::TlsClientRule,
             BadClientCertKind::Invalid => Refusal::TlsClientCert,
         }),
-        HandshakeError::LongHello | HandshakeError::Tls(_) => SessionEnd::Denied(Refusal::TlsHandshake),
+        HandshakeError::Tls(tls) if matches!(tls.error, Error::AlertReceived(_)) => {
+            SessionEnd::Denied(Refusal::TlsAlert)
+        }
+        HandshakeError::NotTls(_) | HandshakeError::LongHello(_) | HandshakeError::Tls(_) => {
+            SessionEnd::Denied(Refusal::TlsHandshake)
+        }
     };
     Outcome::because(end, error)
 }

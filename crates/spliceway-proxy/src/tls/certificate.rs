@@ -18,6 +18,7 @@ use super::ocsp;
 use super::pem;
 use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
+use crate::kit::tls_error::fault;
 use spliceway_protocol::pem::Fault;
 
 /// The longest file that is read. A chain of certificates has a few KiB.
@@ -128,7 +129,7 @@ impl Pair {
                     .iter()
                     .find_map(|one| belongs(slice::from_ref(one)).ok().map(|_| one.0)),
             }),
-            Error::InvalidCertificate(_) => at_certificate(Why::Certificate(found[0].0, error.to_string())),
+            Error::InvalidCertificate(_) => at_certificate(Why::Certificate(found[0].0, fault(&error))),
             error => at_key(Why::Key(line, error)),
         })?;
         let mut doubts = chain::doubts(&files.certificate, &links, SystemTime::now());
@@ -362,7 +363,8 @@ impl Display for BadFile {
             Why::Key(line, error) => write!(
                 f,
                 "{file}:{line}: the private key cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, \
-                 P-384 or P-521, or Ed25519 ({error})"
+                 P-384 or P-521, or Ed25519 ({})",
+                fault(error)
             ),
             Why::Ocsp => write!(
                 f,

@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::agreed::iana_name;
 use super::anchors::Anchors;
 use super::certificate::{BadFile, Pair, PairFiles, expiry, read_chain};
 use super::chain::Doubt;
@@ -258,7 +259,7 @@ impl AgreedWithServer {
                 Some(ProtocolVersion::TLSv1_3) => "1.3",
                 _ => "1.2",
             },
-            cipher: suite.and_then(|suite| suite.as_str()).unwrap_or_default(),
+            cipher: suite.map_or("", iana_name),
             alpn,
             is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
             is_verified,

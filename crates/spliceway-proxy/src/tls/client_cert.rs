@@ -22,6 +22,7 @@ use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
 use super::crl::{self, Ca, Crl, newest, read_crls};
 use super::issuers::{Authority, Issuers, TooManyAlike};
+use crate::kit::tls_error::{self, Peer};
 
 /// The longest names of CAs that clients get. A message has 64 KiB for them and the rest. Without
 /// names, clients choose a certificate by themselves.
@@ -340,21 +341,18 @@ impl Display for BadClientCert {
                 "the CRL for the client's certificate has expired at {}: expected a newer one in tls_client_crl",
                 date(*next_update)
             ),
-            InvalidPurpose | InvalidPurposeContext { .. } => {
-                f.write_str("the client's certificate is for another use: expected the extended key usage clientAuth")
-            }
-            BadSignature => f.write_str("a signature of the client's certificate or of its key is wrong"),
             Other(error) if is_too_long(error) => f.write_str(
                 "a CA of the client's chain allows fewer certificates of CAs below it: expected a shorter chain, or a \
                  larger pathlen in its basicConstraints",
             ),
-            Other(error) if matches!(error.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity)) => {
-                f.write_str("the client's certificate is that of a CA: expected one without `CA:TRUE`")
-            }
             Other(error) if error.0.is::<TooManyAlike>() => {
                 write!(f, "the client's chain cannot be used: {}", error.0)
             }
-            error => write!(f, "the client's certificate cannot be used: {error}"),
+            error => write!(
+                f,
+                "the client's certificate cannot be used: {}",
+                tls_error::BadCertificate(error, Peer::Client)
+            ),
         }
     }
 }

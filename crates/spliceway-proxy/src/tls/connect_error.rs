@@ -3,11 +3,12 @@
 use std::fmt::{self, Display, Formatter};
 use std::io;
 
-use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, OtherError};
+use rustls::{CertificateError, Error, HandshakeType, OtherError};
 use spliceway_protocol::Failure;
 
 use super::anchors::is_too_long;
 use super::verifier::{Untrusted, time};
+use crate::kit::tls_error::{self, Peer, TlsError, is_no_record};
 use crate::kit::tls_failure::TlsFailure;
 
 /// Certificates may have hundreds of names.
@@ -20,16 +21,14 @@ pub(crate) enum ConnectError {
     Certificate(BadCertificate),
     /// The server's first bytes are not TLS.
     NotTls,
-    /// The server refuses, and says why.
-    Alert(AlertDescription),
     /// The server has closed the connection in the handshake.
     Closed,
     TimedOut,
     /// The settings of the client do not say how to speak TLS to this server. Those after a reload
     /// do.
     OlderSettings,
-    /// The server's messages do not fit the settings.
-    Tls(Error),
+    /// The server's messages do not fit the settings, or it refuses and says why.
+    Tls(TlsError),
     Io(io::Error),
 }
 
@@ -52,10 +51,10 @@ impl ConnectError {
         match self {
             Self::Certificate(bad) => bad.reason(),
             Self::NotTls => TlsFailure::Missing,
-            Self::Alert(_) => TlsFailure::Alert,
             Self::Closed => TlsFailure::Closed,
             Self::TimedOut => TlsFailure::Timeout,
             Self::OlderSettings => TlsFailure::Settings,
+            Self::Tls(tls) if matches!(tls.error, Error::AlertReceived(_)) => TlsFailure::Alert,
             Self::Tls(_) => TlsFailure::Handshake,
             Self::Io(_) => TlsFailure::Io,
         }
@@ -102,15 +101,17 @@ impl From<io::Error> for ConnectError {
 impl From<Error> for ConnectError {
     fn from(error: Error) -> Self {
         match error {
-            Error::AlertReceived(alert) => Self::Alert(alert),
             Error::InvalidCertificate(error) => Self::Certificate(error.into()),
-            Error::InvalidMessage(
-                InvalidMessage::InvalidContentType
-                | InvalidMessage::UnknownProtocolVersion
-                | InvalidMessage::MessageTooLarge
-                | InvalidMessage::InvalidEmptyPayload,
-            ) => Self::NotTls,
-            error => Self::Tls(error),
+            Error::InvalidMessage(why) if is_no_record(why) => Self::NotTls,
+            // It sends back what it receives.
+            Error::InappropriateHandshakeMessage {
+                got_type: HandshakeType::ClientHello,
+                ..
+            } => Self::NotTls,
+            error => Self::Tls(TlsError {
+                error,
+                peer: Peer::Target,
+            }),
         }
     }
 }
@@ -151,14 +152,13 @@ impl Display for ConnectError {
         match self {
             Self::Certificate(bad) => bad.fmt(f),
             Self::NotTls => f.write_str("the server does not speak TLS on this port"),
-            Self::Alert(alert) => write!(f, "the server refuses with the alert {alert:?}"),
             Self::Closed => f.write_str(
                 "the server has closed the connection in the TLS handshake: its log may say why, \
                  such as that it wants a certificate (target_tls_cert)",
             ),
             Self::TimedOut => f.write_str("the TLS handshake has not ended within the connect timeout"),
             Self::OlderSettings => f.write_str("the session began before a reload that has given the server TLS"),
-            Self::Tls(error) => write!(f, "TLS handshake: {error}"),
+            Self::Tls(error) => error.fmt(f),
             Self::Io(error) => write!(f, "TLS handshake: {error}"),
         }
     }
@@ -190,7 +190,10 @@ impl Display for BadCertificate {
             Self::Other(CertificateError::Other(error)) if is_too_long(error) => {
                 f.write_str("an authority of the chain allows fewer certificates of authorities below it (pathlen)")
             }
-            Self::Other(error) => write!(f, "the certificate is not valid: {error}"),
+            Self::Other(error) => {
+                let why = tls_error::BadCertificate(error, Peer::Target);
+                write!(f, "the certificate is not valid: {why}")
+            }
         }
     }
 }

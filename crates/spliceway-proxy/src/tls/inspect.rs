@@ -23,6 +23,7 @@ use super::client::{ClientSettings, authorities};
 use super::crypto::provider;
 use super::server::ServerSettings;
 use crate::kit::clock;
+use crate::kit::tls_error::fault;
 
 mod clients;
 mod finding;
@@ -190,7 +191,10 @@ impl Inspector {
                 | CertificateError::NotValidYet
                 | CertificateError::NotValidYetContext { .. },
             )) => Err(None),
-            Err(error) => Err(Some(format!("the roots of this system do not accept it: {error}"))),
+            Err(error) => Err(Some(format!(
+                "the roots of this system do not accept it: {}",
+                fault(&error)
+            ))),
         }
     }
 }

@@ -1,7 +1,5 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
-use std::fmt::{self, Display, Formatter};
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,7 +9,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
-use rustls::{AlertDescription, Error, SupportedProtocolVersion};
+use rustls::{Error, PeerIncompatible, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio_rustls::StartHandshake;
@@ -21,10 +19,10 @@ use super::acme::{AcmeSettings, is_validation};
 use super::agreed::Agreed;
 use super::certificate::{BadFile, Pair, PairFiles, Validity, Why};
 use super::chain::Doubt;
-use super::client_cert::{BadClientCert, ClientCertSettings, ClientVerifier, with_shown};
-use super::client_name::ClientCert;
+use super::client_cert::{ClientCertSettings, ClientVerifier, with_shown};
 use super::counts::Counts;
 use super::crypto::provider;
+use super::failure::{HandshakeError, NotTls};
 use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::shared_keys::{SharedKeys, ticketer};
@@ -73,28 +71,6 @@ struct InForce {
     clients: Option<Arc<ClientVerifier>>,
     /// `None` means that the service has only its own random keys.
     ticket_keys: Option<Arc<SharedKeys>>,
-}
-
-/// Why a handshake failed.
-#[derive(Debug)]
-pub(crate) enum HandshakeError {
-    /// The client has closed the connection.
-    Gone,
-    /// The client has validated a name by ACME, and wants nothing else.
-    Validated(Box<str>),
-    /// No certificate is issued yet.
-    NoCertificate,
-    /// No certificate has the name that the client stated.
-    UnknownName(Box<str>),
-    /// The client refuses, and says why.
-    Alert(AlertDescription),
-    /// The client's hello does not end within [`HELLO_MAX_BYTES`].
-    LongHello,
-    /// The client's messages do not fit the settings, or are not TLS.
-    Tls(Error),
-    /// The client has no certificate that the service accepts.
-    ClientCert(BadClientCert),
-    Failed(io::Error),
 }
 
 impl ServerSettings {
@@ -383,6 +359,10 @@ where
             if bytes.is_empty() {
                 return Err(HandshakeError::Gone);
             }
+            if let Some(other) = (length == 0).then(|| NotTls::find(bytes)).flatten() {
+                let _ = stream.write_all(&DECODE_ERROR).await;
+                return Err(HandshakeError::NotTls(other));
+            }
             let read = acceptor.read_tls(&mut bytes)?;
             stream.consume(read);
             read
@@ -391,13 +371,17 @@ where
         };
         match acceptor.accept() {
             Ok(Some(accepted)) => return Ok(StartHandshake::from_parts(accepted, stream)),
-            Ok(None) if length > HELLO_MAX_BYTES => return Err(HandshakeError::LongHello),
+            Ok(None) if length > HELLO_MAX_BYTES => return Err(HandshakeError::LongHello(HELLO_MAX_BYTES)),
             Ok(None) => {}
             Err((error, mut alert)) => {
                 let mut bytes = Vec::new();
                 alert.write(&mut bytes)?;
+                if error == Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired) {
+                    // Hellos before TLS 1.2 lack it. Other servers say what is wrong.
+                    bytes = PROTOCOL_VERSION.into();
+                }
                 let _ = stream.write_all(&bytes).await;
-                return Err(HandshakeError::Tls(error));
+                return Err(error.into());
             }
         }
     }
@@ -431,9 +415,13 @@ fn turns() -> Semaphore {
 const DOUBTS_MAX: usize = 8;
 /// The longest hello, with the heads of its records, as in `sni`. rustls would store 64 KiB.
 const HELLO_MAX_BYTES: usize = 20 << 10;
-/// The alert `internal_error` in a record, before a version is agreed on.
+/// The alert `decode_error` in a record, before a version is agreed on.
+const DECODE_ERROR: [u8; 7] = [21, 3, 1, 0, 2, 2, 50];
+/// The alert `protocol_version`.
+const PROTOCOL_VERSION: [u8; 7] = [21, 3, 1, 0, 2, 2, 70];
+/// The alert `internal_error`.
 const INTERNAL_ERROR: [u8; 7] = [21, 3, 1, 0, 2, 2, 80];
-/// The alert `unrecognized_name` in a record, before a version is agreed on.
+/// The alert `unrecognized_name`.
 const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 1, 0, 2, 2, 112];
 
 /// Reads the files.
@@ -484,55 +472,11 @@ fn read(settings: &ServerSettings, provider: &Arc<CryptoProvider>, tickets: &Arc
     })
 }
 
-impl HandshakeError {
-    /// Returns the same error, with the certificate that the client has shown if it is about that.
-    fn about(self, shown: Option<Box<ClientCert>>) -> Self {
-        match self {
-            Self::Tls(error) => match BadClientCert::of(&error, shown) {
-                Some(bad) => Self::ClientCert(bad),
-                None => Self::Tls(error),
-            },
-            error => error,
-        }
-    }
-}
-
 impl<S, E: Into<HandshakeError>> From<E> for Refused<S> {
     fn from(error: E) -> Self {
         Self {
             error: error.into(),
             stream: None,
-        }
-    }
-}
-
-impl From<io::Error> for HandshakeError {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => return Self::Gone,
-            io::ErrorKind::InvalidData => {}
-            _ => return Self::Failed(error),
-        }
-        match error.downcast::<Error>() {
-            Ok(Error::AlertReceived(alert)) => Self::Alert(alert),
-            Ok(error) => Self::Tls(error),
-            Err(error) => Self::Failed(error),
-        }
-    }
-}
-
-impl Display for HandshakeError {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => f.write_str("the client has closed the connection in the handshake"),
-            Self::LongHello => write!(f, "the client's hello is longer than {} KiB", HELLO_MAX_BYTES >> 10),
-            Self::Validated(name) => write!(f, "the ACME server has validated {name}"),
-            Self::NoCertificate => f.write_str("ACME has issued no certificate yet: the log says why"),
-            Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
-            Self::Alert(alert) => write!(f, "the client refuses: {alert:?}"),
-            Self::Tls(error) => error.fmt(f),
-            Self::ClientCert(bad) => bad.fmt(f),
-            Self::Failed(error) => error.fmt(f),
         }
     }
 }

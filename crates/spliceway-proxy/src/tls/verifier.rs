@@ -148,13 +148,20 @@ impl ServerCertVerifier for Verifier {
             .anchors
             .verify(end_entity, &issuers, now, usage, &self.provider, |_| Ok(()));
         verified.map_err(|error| {
+            use CertificateError::{BadSignature, Other, UnknownIssuer};
+            let Error::InvalidCertificate(bad) = &error else {
+                return error;
+            };
             // An authority's certificate that a server uses as its own is one of the other errors.
-            let is_chain = match &error {
-                Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => true,
-                Error::InvalidCertificate(CertificateError::Other(error)) => !is_too_long(error),
+            let is_chain = match bad {
+                UnknownIssuer | BadSignature => true,
+                Other(error) => !is_too_long(error),
                 _ => false,
             };
             let untrusted = is_chain.then(|| self.untrusted(end_entity, intermediates)).flatten();
+            // Other errors of a chain whose authority is trusted are not about its key.
+            let is_about_key = |why: &Untrusted| matches!(why, Untrusted::OtherKey(_));
+            let untrusted = untrusted.filter(|why| !(matches!(bad, Other(_)) && is_about_key(why)));
             untrusted.map_or(error, |why| CertificateError::Other(OtherError(Arc::new(why))).into())
         })?;
         verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;

@@ -21,6 +21,11 @@ use spliceway_protocol::address::{ListenAddress, is_abstract};
 /// `net.core.rmem_max`, which is 208 KiB by default.
 const DATAGRAM_BUFFER_BYTES: usize = 4 << 20;
 
+/// What permits a port below 1024.
+const PRIVILEGE: &str = ": this port needs the capability CAP_NET_BIND_SERVICE (in a unit of systemd \
+    AmbientCapabilities=CAP_NET_BIND_SERVICE, else `setcap cap_net_bind_service=+ep` for the program), or a lower \
+    limit in the sysctl net.ipv4.ip_unprivileged_port_start";
+
 /// Binds the listeners for `address`. A host name gets one listener for each of its addresses.
 /// `fd:NAME` gets one listener for each socket with this name from the service manager. `:PORT` is
 /// one socket for IPv6 and IPv4, if the machine has IPv6.
@@ -45,7 +50,15 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
         }
         ListenAddress::Inherited(name) => inherited::take(name, transport),
     };
-    bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
+    bound.map_err(|error| {
+        let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
+        let remedy = if is_refused && is_privileged(address) {
+            PRIVILEGE
+        } else {
+            ""
+        };
+        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}{remedy}"))
+    })
 }
 
 /// Tells whether [`bind`] would succeed, and changes nothing. No client can connect meanwhile, and
@@ -132,10 +145,19 @@ pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&Listen
 
 /// Returns whether the kernel chooses the port for this address.
 fn has_any_port(address: &ListenAddress) -> bool {
+    port(address) == Some(0)
+}
+
+/// Returns whether the port needs a privilege, if the machine has the usual limit.
+fn is_privileged(address: &ListenAddress) -> bool {
+    port(address).is_some_and(|port| port < 1024)
+}
+
+fn port(address: &ListenAddress) -> Option<u16> {
     match address {
-        ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
-        ListenAddress::Ip(address) => address.port() == 0,
-        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => false,
+        ListenAddress::Every(port) | ListenAddress::Name(_, port) => Some(*port),
+        ListenAddress::Ip(address) => Some(address.port()),
+        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => None,
     }
 }
 

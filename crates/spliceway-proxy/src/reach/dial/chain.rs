@@ -11,6 +11,7 @@ use super::error::{DialError, UpstreamFault};
 use super::request::{Caller, Passage, Purpose};
 use super::resolver::LookupError;
 use super::upstream::{Scheme, UpstreamProxy};
+use crate::kit::tls_error::TlsError;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::client::{self, Handshake, Language, Step};
 
@@ -175,7 +176,11 @@ impl From<client::Error> for UpstreamFault {
 
 impl From<io::Error> for UpstreamFault {
     fn from(error: io::Error) -> Self {
-        Self::Io(error)
+        match error.downcast::<TlsError>() {
+            // A proxy of TLS 1.3 refuses the certificate after the handshake.
+            Ok(tls) => Self::Tls(tls.error.into()),
+            Err(error) => Self::Io(error),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::dialer::{Dialed, Dialer, TargetTls};
 use super::error::{DialError, UpstreamFault};
 use super::request::TlsRequest;
 use super::upstream::UpstreamProxy;
+use crate::kit::tls_error::Peer;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
 use crate::tls::client::{Originator, PeerName};
@@ -32,7 +33,7 @@ impl Dialer {
         let (stream, agreed) = in_time(deadline, begin)
             .await
             .map_err(|error| DialError::Tls(target.clone(), error))?;
-        let stream = TlsStream::new(stream);
+        let stream = TlsStream::new(stream, Peer::Target);
         let tls = TargetTls {
             agreed,
             is_truncated: stream.truncation(),
@@ -60,7 +61,7 @@ impl Dialer {
         let connected = in_time(deadline, begin).await;
         let (stream, _) = connected.map_err(|error| proxy.fault(UpstreamFault::Tls(error)))?;
         Ok(Dialed {
-            stream: Stream::Tls(Box::new(TlsStream::new(stream))),
+            stream: Stream::Tls(Box::new(TlsStream::new(stream, Peer::Proxy))),
             early: Vec::new(),
             ..dialed
         })

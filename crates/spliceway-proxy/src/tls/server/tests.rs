@@ -1,8 +1,10 @@
 use super::*;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::kit::tls_error::{Peer, TlsError};
 use crate::tls::certificate::tests::{Folder, made_pem};
 use crate::tls::watched::LOOK_AGAIN;
 use rcgen::PKCS_ECDSA_P256_SHA256;
@@ -142,7 +144,10 @@ async fn an_unknown_name_gets_the_first_certificate_or_an_alert() {
             assert_eq!(agreed, "no certificate has the name \"b.test\"");
             assert_eq!(connected, "received fatal alert: UnrecognisedName");
         } else {
-            assert_eq!(agreed, "the client refuses: BadCertificate");
+            assert!(
+                agreed.starts_with("the client refuses (alert bad certificate): "),
+                "{agreed}"
+            );
             assert!(connected.contains("not valid for name"), "{connected}");
         }
         drop(folder);
@@ -156,25 +161,58 @@ async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
     let (agreed, connected) = shake(&terminator, trusting(&certificate, &[&TLS12]), "a.test").await;
     assert!(matches!(
         agreed.unwrap_err(),
-        HandshakeError::Tls(Error::PeerIncompatible(_))
+        HandshakeError::Tls(TlsError {
+            error: Error::PeerIncompatible(_),
+            ..
+        })
     ));
     assert!(connected.unwrap_err().to_string().contains("ProtocolVersion"));
+    // The hello of TLS 1.1 has no extensions. OpenSSL sends the same alert.
+    let hello = [
+        &[22, 3, 1, 0, 45, 1, 0, 0, 41, 3, 2][..],
+        &[7; 32],
+        &[0, 0, 2, 0xc0, 0x0a, 1, 0],
+    ]
+    .concat();
+    let (mut near, far) = duplex(1 << 10);
+    near.write_all(&hello).await.unwrap();
+    let refused = terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err();
+    let cause = refused.error.to_string();
+    assert_eq!(cause, "the client speaks TLS 1.1 or older: expected TLS 1.2 or 1.3");
+    let mut alert = [0; 7];
+    near.read_exact(&mut alert).await.unwrap();
+    assert_eq!(alert, [21, 3, 1, 0, 2, 2, 70]);
     drop(folder);
 }
 
 #[tokio::test]
 async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
-    let (mut near, far) = duplex(1 << 10);
-    near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    assert!(matches!(
-        terminator
-            .accept(Vec::new(), BufReader::new(far))
-            .await
-            .unwrap_err()
-            .error,
-        HandshakeError::Tls(_)
-    ));
+    for (first, expected) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], ": it sends HTTP"),
+        (b"CONNECT a.test:443 HTTP/1.1\r\n", ": it sends HTTP"),
+        (b"SSH-2.0-test\r\n", ": it sends SSH"),
+        (b"PROXY TCP4 ", ": it sends a PROXY header, which needs accept_proxy"),
+        (
+            b"\r\n\r\n\0\r\nQUIT\n",
+            ": it sends a PROXY header, which needs accept_proxy",
+        ),
+        (b"\x05\x01\0", ": it sends SOCKS5"),
+        (b"G", ""),
+        (b"\xff", ""),
+    ] {
+        let (mut near, far) = duplex(1 << 10);
+        near.write_all(first).await.unwrap();
+        let refused = terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err();
+        assert_eq!(
+            refused.error.to_string(),
+            format!("the client does not speak TLS{expected}")
+        );
+        // The client gets the alert `decode_error`.
+        let mut alert = [0; 7];
+        near.read_exact(&mut alert).await.unwrap();
+        assert_eq!(alert, [21, 3, 1, 0, 2, 2, 50]);
+    }
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&[22, 3, 1]).await.unwrap();
     drop(near);
@@ -378,4 +416,29 @@ fn a_look_finds_a_changed_list_of_revoked_certificates() {
     folder.write("crl.pem", &authority(2901).1);
     terminator.look("web").unwrap().unwrap();
     assert!(terminator.crls()[0].1 > before);
+}
+
+#[tokio::test]
+async fn a_write_after_the_alert_of_a_refusal_says_why() {
+    let folder = Folder::new();
+    let clients = ClientCertSettings {
+        authorities: vec![folder.write("ca.pem", &authority(2900).0)],
+        crls: Vec::new(),
+        is_required: true,
+        rules: Vec::new(),
+    };
+    let example = example(&["a.test"], |settings| settings.clients = Some(clients));
+    let (near, far) = duplex(1 << 16);
+    let connector = TlsConnector::from(Arc::new(example.client));
+    let name = ServerName::try_from("a.test").unwrap();
+    let (refused, connected) = tokio::join!(
+        example.terminator.accept(Vec::new(), BufReader::new(far)),
+        connector.connect(name, BufReader::new(near))
+    );
+    // The server closes its connection.
+    drop(refused.expect_err("the client has no certificate"));
+    let mut stream = crate::net::tls_stream::TlsStream::new(connected.unwrap(), Peer::Target);
+    let error = stream.write_all(b"request").await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    assert!(error.to_string().contains("give one as target_tls_cert"), "{error}");
 }

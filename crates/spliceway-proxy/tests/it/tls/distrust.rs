@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::date_time_ymd;
 
-use super::client::{Client, Pair, TLS12};
+use super::client::{Client, Pair, TLS12, TLS13};
 use super::originate::forward;
 use super::server::{ANY, Authority, Issued, Server, Speaks};
 use crate::harness::{Program, TextFile, accept, is_closed, listen, read_all, refused_to_start, refusing, was_reached};
@@ -204,7 +204,7 @@ fn a_target_without_tls_or_an_answer_is_named() {
     assert!(line.contains("connect_failed:tls_"), "{line}");
     let line = record(&mut program, || answer(&listener, b"\x15\x03\x03\x00\x02\x02\x28"));
     assert!(
-        line.contains("connect_failed:tls_alert") && line.contains("HandshakeFailure"),
+        line.contains("connect_failed:tls_alert") && line.contains("(alert handshake failure): it shares no suite"),
         "{line}"
     );
     let line = record(&mut program, || answer(&listener, b""));
@@ -397,6 +397,48 @@ fn a_client_certificate_that_is_missing_fails_the_handshake() {
         line.contains("connect_failed:tls_alert") || line.contains("connect_failed:tls_closed"),
         "{line}"
     );
+}
+
+#[test]
+fn a_client_certificate_that_is_missing_or_unknown_is_a_warning() {
+    let authority = Authority::new("Test CA");
+    let (ca, other) = (authority.file(), Authority::new("Other CA"));
+    let [chain, key] = other.issue(&["a.test"]).files();
+    let own = ["--target-tls-cert", chain.path(), "--target-tls-key", key.path()];
+    let speaks = Speaks {
+        clients_of: Some(&authority),
+        versions: TLS13,
+        ..ANY
+    };
+    let server = Server::speaking(&authority.issue(&["127.0.0.1"]), speaks);
+    for (arguments, cause) in [
+        (
+            &[][..],
+            "(alert certificate required): it wants a certificate: give one as target_tls_cert",
+        ),
+        (
+            &own[..],
+            "(alert unknown CA): it does not trust the CA of the certificate",
+        ),
+    ] {
+        let mut program = forward(&[&server.target()], &ca, arguments);
+        let line = record(&mut program, || {
+            server.try_accept().err().expect("the certificate is refused");
+        });
+        for part in ["WARN", "end=connect_failed:tls_alert", cause] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        // A client that has sent something gets no answer, and the record is the same.
+        let reason = "end=\"connect_failed:tls_alert\"";
+        let mut client = program.connect();
+        thread::scope(|scope| {
+            scope.spawn(|| server.try_accept());
+            let _ = client.write_all(b"a request");
+            assert!(is_closed(&mut client));
+        });
+        assert!(program.line("end=").contains(cause));
+        assert_eq!(program.sum("spliceway_connections_total", &[reason]), 2);
+    }
 }
 
 #[test]

@@ -219,7 +219,7 @@ fn new_keys_are_made_and_a_flood_of_requests_ends_the_session() {
     client.rest().expect_err("the session has ended");
     let line = program.line("bytes_up=");
     assert!(
-        line.contains("bytes_up=100 bytes_down=100") && line.contains("TooManyKeyUpdateRequests"),
+        line.contains("bytes_up=100 bytes_down=100") && line.contains("too many key update requests"),
         "{line}"
     );
 }

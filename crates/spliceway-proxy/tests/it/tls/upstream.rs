@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 
 use super::client::Pair;
-use super::server::{Authority, Server};
+use super::server::{ANY, Authority, Server, Speaks};
 use super::{LARGE, socks5};
 use crate::harness::{
     Program, accept, assert_same, listen, pattern, read_all, read_exactly, refused_to_start, refusing, send_and_finish,
@@ -137,6 +137,33 @@ fn a_proxy_that_is_not_trusted_is_named_in_the_record() {
     let line = program.line("end=");
     for part in ["connect_failed:upstream_tls", &url, "self-signed"] {
         assert!(line.contains(part), "{part}: {line}");
+    }
+}
+
+#[test]
+fn a_proxy_that_wants_a_certificate_is_named_in_the_record() {
+    let authority = Authority::new("Test CA");
+    let speaks = Speaks {
+        clients_of: Some(&authority),
+        ..ANY
+    };
+    let server = Server::speaking(&authority.issue(&["127.0.0.1"]), speaks);
+    let ca = authority.file();
+    for scheme in ["https", "socks5+tls"] {
+        let url = format!("{scheme}://{}", server.address);
+        let mut program = Program::forward(refusing(), &["-x", &url, "--target-tls-ca", ca.path()]);
+        let mut client = program.connect();
+        server.try_accept().err().expect("the client has no certificate");
+        assert_eq!(client.read(&mut [0]).unwrap_or(0), 0);
+        let line = program.line("end=");
+        for part in [
+            "WARN",
+            "connect_failed:upstream_tls",
+            &url,
+            "give one as target_tls_cert",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
     }
 }
 
