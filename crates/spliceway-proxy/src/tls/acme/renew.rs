@@ -32,6 +32,13 @@ const BUSY: Duration = Duration::from_secs(10);
 /// The wait after an error of the folder. No request was sent.
 const UNUSABLE: Duration = Duration::from_secs(60);
 
+/// What a try has done.
+enum Done {
+    Issued(Validity),
+    /// There is no old certificate to revoke any more. The text says why.
+    RevocationEnded(&'static str),
+}
+
 /// Renews the certificates of a service.
 #[derive(Clone)]
 struct Renewal {
@@ -86,9 +93,9 @@ impl Renewal {
                 retry_after: Arc::clone(&retry_after),
             };
             match task {
-                Task::Order => self.issue(locked, name, &https).await.map(Some),
+                Task::Order => self.issue(locked, name, &https).await.map(Done::Issued),
                 Task::Revoke => {
-                    let revoked = self.revoke(locked, name, &https).await.map(|()| None);
+                    let revoked = self.revoke(locked, name, &https).await.map(Done::RevocationEnded);
                     revoked.map_err(|why| format!("the old certificate of {name} is not revoked: {why}"))
                 }
             }
@@ -100,8 +107,8 @@ impl Renewal {
         folder.remove_answers(locked)?;
         let (now, tries) = (SystemTime::now(), known.tries(task));
         match &tried {
-            Ok(Some(valid)) => tries.succeed(*valid, now),
-            Ok(None) => *tries = Tries::default(),
+            Ok(Done::Issued(valid)) => tries.succeed(*valid, now),
+            Ok(Done::RevocationEnded(_)) => *tries = Tries::default(),
             Err(why) => {
                 tries.why = Some(why.clone());
                 if let Some(asked) = *retry_after.lock() {
@@ -145,7 +152,7 @@ impl Renewal {
     }
 
     /// Revokes the certificate before the one in force, unless it has expired.
-    async fn revoke(&self, locked: &Locked, name: &str, https: &Https) -> Result<(), String> {
+    async fn revoke(&self, locked: &Locked, name: &str, https: &Https) -> Result<&'static str, String> {
         let failed = |error: io::Error| format!("cannot use the folder of acme: {error}");
         let current = self.settings.in_force(name, &self.provider).map_err(failed)?;
         let revocation = self.settings.revocation(name, current.as_ref()).map_err(failed)?;
@@ -158,18 +165,17 @@ impl Renewal {
             _ => "has expired, so it is not revoked",
         };
         self.settings.folder.end_revocation(locked, name).map_err(failed)?;
-        tracing::info!(service = self.service, "acme: the old certificate of {name} {result}");
-        Ok(())
+        Ok(result)
     }
 
     /// Counts orders, and writes the result of a try to the log.
-    fn report(&self, name: &str, task: Task, tried: &Result<Option<Validity>, String>, known: &Known) {
+    fn report(&self, name: &str, task: Task, tried: &Result<Done, String>, known: &Known) {
         let service = self.service;
         if task == Task::Order {
             self.terminator.counts().tried(tried.is_ok());
         }
         match (task, tried) {
-            (_, Ok(Some(valid))) => {
+            (_, Ok(Done::Issued(valid))) => {
                 let next = rfc3339_seconds(known.order.next(Some(*valid), SystemTime::now()));
                 let until = rfc3339_seconds(valid.to);
                 tracing::info!(
@@ -177,7 +183,9 @@ impl Renewal {
                     "acme: {name} has a certificate until {until}, and renews it at {next}"
                 );
             }
-            (_, Ok(None)) => {}
+            (_, Ok(Done::RevocationEnded(why))) => {
+                tracing::info!(service, "acme: the old certificate of {name} {why}");
+            }
             (Task::Order, Err(why)) => {
                 let next = rfc3339_seconds(known.order.not_before());
                 tracing::error!(
