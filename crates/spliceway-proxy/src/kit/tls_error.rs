@@ -240,6 +240,9 @@ fn incompatible(f: &mut Formatter<'_>, why: &PeerIncompatible, peer: &str) -> fm
     }
 }
 
+const WEAK_SIGNATURE: &str =
+    "its chain has a signature that is too weak or unknown, such as one with SHA-1: expected SHA-256 or better";
+
 impl Display for BadCertificate<'_> {
     #[expect(deprecated, reason = "the verifier of rustls may still return the old form")]
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -252,16 +255,16 @@ impl Display for BadCertificate<'_> {
             C::UnhandledCriticalExtension => "it has a critical extension that this program does not know",
             C::UnknownIssuer => match self.1 {
                 Peer::Client => "no CA in tls_client_ca has issued it",
-                Peer::Target | Peer::Proxy => "no trusted authority has issued it: give that of the server as target_tls_ca",
+                Peer::Target | Peer::Proxy => {
+                    "no trusted authority has issued it: give that of the server as target_tls_ca"
+                }
             },
             C::UnknownRevocationStatus => "it is unknown whether it is revoked",
             C::ExpiredRevocationList | C::ExpiredRevocationListContext { .. } => "the CRL of its CA has expired",
             C::BadSignature => "a signature of it, or of its key, is wrong",
             C::UnsupportedSignatureAlgorithm
             | C::UnsupportedSignatureAlgorithmContext { .. }
-            | C::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
-                "its chain has a signature that is too weak or unknown, such as one with SHA-1: expected SHA-256 or better"
-            }
+            | C::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => WEAK_SIGNATURE,
             C::NotValidForNameContext { expected, .. } => return write!(f, "it is not for {}", expected.to_str()),
             C::NotValidForName => "it is for another name",
             C::InvalidPurpose | C::InvalidPurposeContext { .. } => match self.1 {
@@ -276,6 +279,7 @@ impl Display for BadCertificate<'_> {
                 "EndEntityUsedAsCa" => "its chain has a certificate that is not that of a CA: expected CA:TRUE",
                 "PathLenConstraintViolated" => "its chain is longer than a CA permits (pathlen)",
                 "NameConstraintViolation" => "its CA may not issue certificates for its name (nameConstraints)",
+                other if other.starts_with("UnsupportedSignatureAlgorithm") => WEAK_SIGNATURE,
                 "UnsupportedCertVersion" => "its chain has a certificate of version 1: expected version 3",
                 other => return Words(other).fmt(f),
             },

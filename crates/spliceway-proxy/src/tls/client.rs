@@ -30,6 +30,7 @@ use super::issuers::{Authority, NotAnIssuer};
 use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 use super::watched::{Watched, watch};
+use crate::kit::tls_error::fault;
 
 /// How a service speaks TLS to its targets and its upstream proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -335,7 +336,7 @@ pub(super) fn authorities(file: Option<&Path>) -> Result<Authorities, Unusable> 
             continue;
         }
         let added = anchors.add(certificate);
-        added.map_err(|error| Unusable::Authority(file.into(), *line, error.to_string()))?;
+        added.map_err(|error| Unusable::Authority(file.into(), *line, fault(&error)))?;
     }
     let named: Vec<_> = named.into_iter().map(|(_, certificate)| certificate).collect();
     Ok((anchors, named.clone(), named))

@@ -22,7 +22,7 @@ use super::client_name::{ClientCert, Fingerprint, Names};
 use super::client_rule::ClientRule;
 use super::crl::{self, Ca, Crl, newest, read_crls};
 use super::issuers::{Authority, Issuers, TooManyAlike};
-use crate::kit::tls_error::{self, Peer};
+use crate::kit::tls_error::{self, Peer, fault};
 
 /// The longest names of CAs that clients get. A message has 64 KiB for them and the rest. Without
 /// names, clients choose a certificate by themselves.
@@ -166,7 +166,7 @@ fn read_cas(file: &Path, anchors: &mut Anchors) -> Result<Vec<(Ca, Fingerprint)>
         let authority = Authority::read(&certificate);
         authority.map_err(|why| bad(certificate::Why::NotCa(line, why)))?;
         let content = Fingerprint::of(&certificate);
-        let anchor = anchors.add(&certificate).map_err(|error| damaged(error.to_string()))?;
+        let anchor = anchors.add(&certificate).map_err(|error| damaged(fault(&error)))?;
         let file = file.to_owned();
         cas.push((Ca { file, link, anchor }, content));
     }

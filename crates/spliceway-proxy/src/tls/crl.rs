@@ -25,6 +25,7 @@ use super::certificate::{BadFile, Validity, Why, read};
 use super::chain::{Doubt, Link, What, doubt_about_crl};
 use super::issuers::Authority;
 use super::pem;
+use crate::kit::tls_error::words;
 
 /// The longest file of revoked certificates that is read. It has room for a million of them.
 const FILE_MAX_BYTES: usize = 64 << 20;
@@ -288,10 +289,10 @@ impl Crl {
     }
 
     fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, String> {
-        let checked = BorrowedCertRevocationList::from_der(&list).map_err(|error| error.to_string())?;
+        let checked = BorrowedCertRevocationList::from_der(&list).map_err(|error| words(&error))?;
         let revoked = checked.into_iter().map(|one| Ok(one?.serial_number.into()));
         let revoked: Result<Vec<Box<[u8]>>, Error> = revoked.collect();
-        let mut revoked = revoked.map_err(|error| error.to_string())?;
+        let mut revoked = revoked.map_err(|error| words(&error))?;
         revoked.sort_unstable();
         let issuer_der = CertRevocationList::from(checked).issuer().into();
         let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(|error| error.to_string())?;
