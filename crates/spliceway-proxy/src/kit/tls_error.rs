@@ -209,7 +209,10 @@ fn incompatible(f: &mut Formatter<'_>, why: &PeerIncompatible, peer: &str) -> fm
         | P::SignatureAlgorithmsExtensionRequired
         | P::ServerDoesNotSupportTls12Or13
         | P::ServerTlsVersionIsDisabledByOurConfig => {
-            write!(f, "{peer} speaks TLS 1.1 or older: expected TLS 1.2 or 1.3")
+            write!(
+                f,
+                "{peer} speaks no version of TLS that is allowed: expected 1.3, or 1.2 if tls_min allows it"
+            )
         }
         P::NoCipherSuitesInCommon => write!(
             f,

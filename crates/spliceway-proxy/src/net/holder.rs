@@ -36,23 +36,35 @@ pub(crate) fn holder(address: &ListenAddress, is_for_datagrams: bool) -> Holder 
         .into_iter()
         .map(|inode| format!("socket:[{inode}]"))
         .collect();
-    let mut instance = None;
-    for pid in processes() {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let name = name.trim_end();
-        let is_instance = name == PROGRAM;
-        let holds = descriptors(pid).any(|target| sockets.contains(&target));
-        match (holds, is_instance) {
-            (true, true) => return Holder::Instance(pid),
-            (true, false) => {
-                let name = name.to_owned();
-                return Holder::Other { pid, name };
-            }
-            (false, true) => instance = Some(pid),
-            (false, false) => {}
-        }
+    let holds = |pid: &u32| descriptors(*pid).any(|target| sockets.contains(&target));
+    let all: Vec<u32> = processes().filter(holds).collect();
+    // Processes of one program may share a socket. This one has started the others.
+    let first = all
+        .iter()
+        .find(|pid| parent(**pid).is_none_or(|parent| !all.contains(&parent)));
+    match first.map(|pid| (*pid, name(*pid))) {
+        Some((pid, name)) if name == PROGRAM => Holder::Instance(pid),
+        Some((pid, name)) => Holder::Other { pid, name },
+        None => match processes().find(|pid| name(*pid) == PROGRAM) {
+            Some(instance) => Holder::UnknownBesideInstance(instance),
+            None => Holder::Unknown,
+        },
     }
-    instance.map_or(Holder::Unknown, Holder::UnknownBesideInstance)
+}
+
+fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("PPid:"))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// Returns whether a process listens on the Unix socket at this path.

@@ -146,9 +146,9 @@ async fn begin(
         }
     };
     instance.commit(plan);
+    overview.serve(instance.served(), instance.settings().cloned());
     end_sessions_in_time(&process);
     record_open_sessions(&process, instance.record_interval());
-    overview.serve(instance.served(), instance.settings().cloned());
     if let Some(old) = old {
         let old = old.receive_state(instance.maybe_alive(), Arc::clone(overview), Arc::clone(manager));
         tokio::spawn(async move {

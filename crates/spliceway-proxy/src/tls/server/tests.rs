@@ -178,7 +178,10 @@ async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
     near.write_all(&hello).await.unwrap();
     let refused = terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err();
     let cause = refused.error.to_string();
-    assert_eq!(cause, "the client speaks TLS 1.1 or older: expected TLS 1.2 or 1.3");
+    assert!(
+        cause.starts_with("the client speaks no version of TLS that is allowed: "),
+        "{cause}"
+    );
     let mut alert = [0; 7];
     near.read_exact(&mut alert).await.unwrap();
     assert_eq!(alert, [21, 3, 1, 0, 2, 2, 70]);
