@@ -21,7 +21,7 @@ use spliceway_operator as operator;
 use spliceway_protocol::address::ListenRange;
 
 use crate::settings::config::{Config, KindArg, admin_path};
-use crate::settings::{Given, Origin, Source, settle};
+use crate::settings::{Given, Origin, Source, check, settle};
 use action::Action;
 use args::ServiceArgs;
 use doctor::DoctorArgs;
@@ -444,9 +444,7 @@ impl Cli {
             }
             Some(Command::Check(config)) => {
                 let config = config.path();
-                let settings = Source::Files(config.clone())
-                    .settings(Given::default())
-                    .map_err(Refused::Files)?;
+                let settings = check(&config).map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
             Some(Command::Schema) => Ok(Action::Print(print::schema())),

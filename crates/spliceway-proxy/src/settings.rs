@@ -1,13 +1,16 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
 mod acme;
+mod ahead;
 mod backends;
 mod chains;
 mod change;
 pub(crate) mod config;
 mod distinct;
 pub(crate) mod exposure;
+mod faults;
 pub(crate) mod given;
+mod kind;
 mod origin;
 mod program;
 mod service;
@@ -25,5 +28,7 @@ pub(crate) use given::Given;
 pub(crate) use origin::Origin;
 pub(crate) use program::{SessionSettings, Settings};
 pub(crate) use service::{AcceptProxy, HostUsers, Kind, ServiceSettings, UserTargets};
-pub(crate) use settle::{Source, settle};
+#[cfg(test)]
+pub(crate) use settle::Depth;
+pub(crate) use settle::{Source, check, settle};
 pub(crate) use tls_files::{TlsFiles, tls_files};

@@ -55,24 +55,25 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// # Errors
-    /// Returns the index of a route that has the name and the protocol of an earlier one.
-    pub(crate) fn new(routes: Vec<Route>) -> Result<Self, usize> {
-        let count = routes.len();
+    /// Returns the routes, and those that have the name and the protocol of an earlier one: their
+    /// indices, and the earlier targets.
+    pub(crate) fn new(routes: Vec<Route>) -> (Self, Vec<(usize, Destination)>) {
+        let (count, mut twice) = (routes.len(), Vec::new());
         let mut choices = BTreeMap::<Box<str>, Vec<Choice>>::new();
         for (index, Route { pattern, choice }) in routes.into_iter().enumerate() {
             let choices = choices.entry(pattern).or_default();
-            if choices.iter().any(|other| other.protocol == choice.protocol) {
-                return Err(index);
+            match choices.iter().find(|other| other.protocol == choice.protocol) {
+                Some(other) => twice.push((index, other.target.clone())),
+                None => choices.push(choice),
             }
-            choices.push(choice);
         }
-        Ok(Self {
+        let routes = Self {
             choices,
             default: None,
             not_tls: None,
             count,
-        })
+        };
+        (routes, twice)
     }
 
     /// Sets the targets of clients without a route, and of clients that do not speak TLS.
@@ -246,7 +247,7 @@ mod tests {
     fn routes(all: &[&str], default: Option<&str>) -> Routes {
         let all = all.iter().map(|text| text.parse().unwrap()).collect();
         let default = default.map(|text| target_of(text).unwrap());
-        Routes::new(all).unwrap().with_others(default, None)
+        Routes::new(all).0.with_others(default, None)
     }
 
     fn hello(name: Option<&str>, protocols: &[&str]) -> ClientHello {
@@ -388,7 +389,8 @@ mod tests {
             (["*.a.test/h2=a:1", "*.a.test/h2=a:1", "a.test=b:1"], 1),
         ] {
             let all = all.iter().map(|text| text.parse().unwrap()).collect();
-            assert_eq!(Routes::new(all).unwrap_err(), expected);
+            let twice: Vec<_> = Routes::new(all).1.iter().map(|(index, _)| *index).collect();
+            assert_eq!(twice, [expected]);
         }
     }
 }

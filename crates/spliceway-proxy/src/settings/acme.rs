@@ -3,7 +3,8 @@
 use spliceway_protocol::address::ListenAddress;
 
 use super::config::{Acme, AcmeName, File, List, Value, parsed};
-use super::origin::{Fault, Origin};
+use super::faults::Fault;
+use super::origin::Origin;
 use crate::tls::acme::{AcmeSettings, StateFolder};
 
 /// The directory if the operator names none.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::origin::Fault;
+use super::faults::{Fault, Faults};
 use crate::reach::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members};
 use crate::settings::config::{self, Table, or, parsed};
 use spliceway_protocol::address::Target;
@@ -56,17 +56,20 @@ fn check(service: &config::Service) -> Result<Option<CheckSettings>, Fault> {
 }
 
 /// Returns the backends of a forwarder. A forwarder with one target has one backend.
-pub(super) fn backends(service: &config::Service) -> Result<Vec<BackendSettings>, Fault> {
+pub(super) fn backends(service: &config::Service, faults: &mut Faults) -> Vec<BackendSettings> {
     let tables = service.backend.as_deref().unwrap_or_default();
     if let (Some(to), [_, ..]) = (&service.to, tables) {
         let why = "is given twice: write each target in a table [[service.backend]], or all of them here";
-        return Err(Fault::new(to.at(), "to", why));
+        faults.add(Fault::new(to.at(), "to", why));
     }
     let listed = service.to.iter().flat_map(|to| to.iter());
     let mut backends: Vec<(BackendSettings, Option<usize>)> = listed.map(|to| (to.parsed(), to.at())).collect();
     for table in tables {
-        let missing = "is missing: expected the target, such as to = \"example.com:80\"";
-        let to = table.to.as_ref().ok_or_else(|| Fault::new(table.at(), "to", missing))?;
+        let Some(to) = &table.to else {
+            let missing = "is missing: expected the target, such as to = \"example.com:80\"";
+            faults.add(Fault::new(table.at(), "to", missing));
+            continue;
+        };
         let given = to.parsed();
         let backend = BackendSettings {
             weight: or(&table.weight, given.weight),
@@ -77,17 +80,15 @@ pub(super) fn backends(service: &config::Service) -> Result<Vec<BackendSettings>
         backends.push((backend, to.at()));
     }
     for (index, (backend, at)) in backends.iter().enumerate() {
-        check_ports(service, backend, *at)?;
+        faults.keep(check_ports(service, backend, *at));
         if backends[..index].iter().any(|(other, _)| other.name == backend.name) {
             let problem = format!("has {} twice: give one of them a higher weight instead", backend.name);
-            return Err(Fault::new(*at, "to", problem));
+            faults.add(Fault::new(*at, "to", problem));
         }
         if index >= BACKENDS_MAX {
-            return Err(Fault::new(
-                *at,
-                "to",
-                format!("expected at most {BACKENDS_MAX} backends"),
-            ));
+            let problem = format!("expected at most {BACKENDS_MAX} backends");
+            faults.add(Fault::new(*at, "to", problem));
+            break;
         }
     }
     let each_address = service.each_address();
@@ -97,10 +98,10 @@ pub(super) fn backends(service: &config::Service) -> Result<Vec<BackendSettings>
         }
         if backend.members != Members::One && service.upstream_proxy.is_some() {
             let why = "has addresses that are looked up here, and not by an upstream proxy: remove upstream_proxy";
-            return Err(Fault::new(*at, "to", why));
+            faults.add(Fault::new(*at, "to", why));
         }
     }
-    Ok(backends.into_iter().map(|(backend, _)| backend).collect())
+    backends.into_iter().map(|(backend, _)| backend).collect()
 }
 
 /// Checks that every port of a range to listen on has its own target, or that all have the same.

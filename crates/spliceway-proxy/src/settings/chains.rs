@@ -6,9 +6,8 @@ use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
 use super::distinct::Distinct;
-use super::origin::Fault;
+use super::faults::{Fault, Faults};
 use super::service::{Kind, ServiceSettings};
-use crate::net::listener::Transport;
 use crate::reach::dial::UpstreamProxy;
 use crate::settings::config::{List, Value};
 use crate::settings::exposure::Reach;
@@ -25,16 +24,13 @@ struct Hop {
 const SERVICES_MAX: usize = 64;
 
 /// Checks that no target leads back to its service, and that no service opens a proxy to strangers.
-///
-/// # Errors
-/// Returns an error at the target.
-pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct) -> Result<(), Fault> {
+pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct, faults: &mut Faults) {
     let hops: Vec<Vec<Hop>> = services.iter().map(|service| hops(service, distinct)).collect();
     let mut states = vec![State::New; services.len()];
     for start in 0..services.len() {
         if let Some((key, at, names)) = find_loop(start, services, &hops, &mut states) {
             let problem = format!("leads back to the same service ({names}): expected another target");
-            return Err(Fault::new(at, key, problem));
+            faults.add(Fault::new(at, key, problem));
         }
     }
     for (service, hops) in services.iter().zip(&hops) {
@@ -46,7 +42,7 @@ pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct) -> R
                 "leads to `{name}`, which refuses HTTP requests that have passed this program: \
                  expected socks5://, or a proxy elsewhere"
             );
-            return Err(Fault::new(*at, key, problem));
+            faults.add(Fault::new(*at, *key, problem));
         }
     }
     for service in 0..services.len() {
@@ -56,10 +52,9 @@ pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct) -> R
                  (--auth-file for the proxy, --allow here), or allow everybody (--open for the proxy)",
                 services[to].name
             );
-            return Err(Fault::new(*at, key, problem));
+            faults.add(Fault::new(*at, *key, problem));
         }
     }
-    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,6 +88,8 @@ fn find_loop(start: usize, services: &[Arc<ServiceSettings>], hops: &[Vec<Hop>],
             let begin = path.iter().position(|(one, _)| *one == hop.to)?;
             let indices = path[begin..].iter().map(|(one, _)| *one).chain([hop.to]);
             let names: Vec<_> = indices.map(|one| services[one].name).collect();
+            // Further loops through these services are found when this one is no more.
+            path.iter().for_each(|(one, _)| states[*one] = State::Done);
             return Some((hop.key, hop.at, names.join(", ")));
         }
         path.push((hop.to, 0));
@@ -102,9 +99,6 @@ fn find_loop(start: usize, services: &[Arc<ServiceSettings>], hops: &[Vec<Hop>],
 
 /// Returns the targets that are services, in the order of the configuration.
 fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
-    if service.transport == Transport::Datagrams {
-        return Vec::new();
-    }
     let mut targets: Vec<(Target, &'static str, Option<usize>)> = Vec::new();
     if let Some(proxy) = service.dial.upstreams.first() {
         // The other proxies and the targets are connected to from there.
@@ -132,7 +126,11 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
             targets.extend(target.map(|to| (to.target.clone(), key, at)));
         }
     }
-    let hop = |(target, key, at): (Target, _, _)| distinct.service_at(&target).map(|to| Hop { to, key, at });
+    let hop = |(target, key, at): (Target, _, _)| {
+        distinct
+            .service_at(service.transport, &target)
+            .map(|to| Hop { to, key, at })
+    };
     targets.into_iter().filter_map(hop).collect()
 }
 

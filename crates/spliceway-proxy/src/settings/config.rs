@@ -13,7 +13,8 @@
 mod files;
 mod key;
 pub(crate) mod schema;
-pub(crate) mod source;
+pub(in crate::settings) mod source;
+mod syntax;
 mod tables;
 mod tree;
 mod value;
@@ -28,6 +29,7 @@ use toml::Spanned;
 pub(super) use files::Sources;
 pub(crate) use key::{Key, Table};
 pub(crate) use tables::*;
+pub(crate) use tree::Environment;
 pub(crate) use value::{List, Value, Word};
 pub(super) use value::{all, or, parsed};
 pub(crate) use values::{

@@ -13,6 +13,7 @@ use serde_json::{Map, Value as Json};
 use toml::Spanned;
 
 use super::config::{self, Service};
+use super::faults::{Fault, Faults};
 
 /// The limit on one table, which has room for a thousand routes of TLS names.
 const TABLE_MAX_BYTES: usize = 128 << 10;
@@ -134,16 +135,18 @@ impl Given {
         }
     }
 
-    /// Returns the tables of all services, or of those with these names.
-    ///
-    /// # Errors
-    /// Returns the first fault.
-    pub(super) fn tables<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Vec<Spanned<Service>>, String> {
-        let services = names.filter_map(|name| Some((name, self.services.get(name)?)));
-        let tables = services.map(|(name, service)| {
-            let text = text_of(&service.table)?;
-            config::source::service(&text, service.at, &config::source::variable)
-                .map_err(|problem| format!("service {}: {problem}", shown(name)))
+    /// Returns the tables of all services, or of those with these names, without what is wrong.
+    pub(super) fn tables<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str>,
+        faults: &mut Faults,
+    ) -> Vec<Spanned<Service>> {
+        let services = names.filter_map(|name| self.services.get(name));
+        let tables = services.flat_map(|service| {
+            let text = text_of(&service.table).map_err(|problem| Fault::new(Some(service.at), "", problem));
+            let text = faults.keep(text);
+            text.map(|text| config::source::tables(&text, service.at, &config::source::variable, faults))
+                .unwrap_or_default()
         });
         tables.collect()
     }

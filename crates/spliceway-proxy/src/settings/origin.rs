@@ -1,9 +1,9 @@
 //! Where a configuration comes from, and how a fault in it is shown.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::faults::Fault;
 use super::given::Given;
 use crate::settings::config::AUTH_VARIABLE;
 use crate::settings::config::Sources;
@@ -15,30 +15,6 @@ pub(crate) enum Origin {
     Files(Sources),
     /// Services that were given at run time, and where the rest comes from.
     Given(Arc<Origin>, Given),
-}
-
-/// What is wrong with a value, or with the absence of one.
-#[derive(Debug)]
-pub(super) struct Fault {
-    /// The offset in the files.
-    at: Option<usize>,
-    /// The key of the value. It is empty if the fault is not in one value.
-    key: &'static str,
-    problem: Cow<'static, str>,
-}
-
-impl Fault {
-    pub(super) fn at(&self) -> Option<usize> {
-        self.at
-    }
-
-    pub(super) fn new(at: Option<usize>, key: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            at,
-            key,
-            problem: problem.into(),
-        }
-    }
 }
 
 /// Replaces flags by their keys, such as `--auth-file` by `auth_file`.
@@ -64,22 +40,39 @@ fn as_keys(problem: &str) -> String {
     text + rest
 }
 
+/// The most faults that are shown. A file of another program has one on each line.
+const FAULTS_MAX: usize = 50;
+
 impl Origin {
+    /// Returns the text for the operator, which has a line for each fault.
+    pub(super) fn show_all(&self, faults: &[Fault]) -> String {
+        let shown = faults.iter().take(FAULTS_MAX).map(|fault| self.show(fault));
+        let mut lines: Vec<_> = shown.collect();
+        if faults.len() > FAULTS_MAX {
+            lines.push(format!("and {} more: correct these first", faults.len() - FAULTS_MAX));
+        }
+        lines.join("\n")
+    }
+
     /// Returns the text for the operator, which names the flag or the location in a file.
     pub(super) fn show(&self, fault: &Fault) -> String {
         let Fault { at, key, problem } = fault;
         match self {
-            Self::CommandLine => match *key {
+            Self::CommandLine => match &**key {
                 "" => problem.to_string(),
                 "auth" => format!("--auth or {AUTH_VARIABLE}: {problem}"),
                 "to" => format!("--remote: {problem}"),
+                "access" | "access_format" => {
+                    format!("--{}: {problem}", key.replace("access", "access-log").replace('_', "-"))
+                }
+                "socket" => format!("--admin: {problem}"),
                 key => format!("--{}: {problem}", key.replace('_', "-")),
             },
             Self::Given(base, _) if !at.is_some_and(Given::has) => base.show(fault),
             Self::Given(_, given) => {
                 let location = format!("service {}", given.location(at.unwrap_or_default()));
                 let problem = as_keys(problem);
-                match *key {
+                match &**key {
                     "" => format!("{location}: {problem}"),
                     key => format!("{location}: {key}: {problem}"),
                 }
@@ -87,7 +80,7 @@ impl Origin {
             Self::Files(sources) => {
                 let location = sources.location(*at);
                 let problem = as_keys(problem);
-                match *key {
+                match &**key {
                     "" => format!("{location}: {problem}"),
                     key => format!("{location}: {key}: {problem}"),
                 }

@@ -2,17 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::acme;
+use super::ahead;
 use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
 use super::given::Given;
+use super::kind::kind;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::target_tls::{self, Servers};
@@ -26,13 +28,11 @@ use crate::access::rates::Rates;
 use crate::log::{AccessLog, LogSettings};
 use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::outgoing::SocketSettings;
-use crate::net::transparent::Interception;
 use crate::reach::dial::{CHAIN_MAX, DialSettings};
-use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Config, Key, KindArg, List, Rate, Table, Value, Word, all, parsed};
+use crate::settings::config::{self, Config, Environment, KindArg, List, Rate, Value, all, parsed};
 use crate::settings::exposure::{Clients, Reach, check_open};
-use crate::settings::origin::{Fault, Origin};
-use spliceway_protocol::address::ListenAddress;
+use crate::settings::faults::{Fault, Faults};
+use crate::settings::origin::Origin;
 
 /// Where settings come from. A reload reads them again.
 #[derive(Debug)]
@@ -47,17 +47,27 @@ impl Source {
     /// further services, which were given at run time.
     ///
     /// # Errors
-    /// Returns the first fault, with its flag or its location in a file.
+    /// Returns all faults, each with its flag or its location in a file, on a line of its own.
     pub(crate) fn settings(&self, given: Given) -> Result<Settings, String> {
+        self.settings_with(given, &config::source::variable, Depth::Settings)
+    }
+
+    pub(crate) fn settings_with(
+        &self,
+        given: Given,
+        environment: Environment<'_>,
+        depth: Depth,
+    ) -> Result<Settings, String> {
+        let mut faults = Faults::default();
         let (mut config, origin) = match self {
             Self::CommandLine(config) => (Config::clone(config), Origin::CommandLine),
             Self::Files(path) => {
-                let (config, sources) = config::source::read(path, &config::source::variable)?;
+                let (config, sources) = config::source::read(path, environment, &mut faults)?;
                 (config, Origin::Files(sources))
             }
         };
-        config.service.extend(given.tables(given.names())?);
-        settle_with(&config, None, &Arc::new(origin).with(given))
+        config.service.extend(given.tables(given.names(), &mut faults));
+        settle_with(&config, None, &Arc::new(origin).with(given), faults, depth)
     }
 }
 
@@ -67,13 +77,14 @@ impl Settings {
     /// again.
     ///
     /// # Errors
-    /// Returns the first fault, with the service and the key.
+    /// Returns all faults, each with the service and the key.
     pub(super) fn with(&self, given: Given, changed: &HashSet<&str>) -> Result<Self, String> {
         let kept = self.services.iter().filter(|service| !changed.contains(service.name));
         let kept: Vec<_> = kept.cloned().collect();
-        let mut config = self.written.clone();
-        config.service = given.tables(changed.iter().copied())?;
-        let mut settings = settle_with(&config, Some(&kept), &self.origin.with(given))?;
+        let (mut config, mut faults) = (self.written.clone(), Faults::default());
+        config.service = given.tables(changed.iter().copied(), &mut faults);
+        let origin = self.origin.with(given);
+        let mut settings = settle_with(&config, Some(&kept), &origin, faults, Depth::Settings)?;
         // A service stays in its place.
         let places: HashMap<_, _> = self.services.iter().map(|service| service.name).zip(0..).collect();
         settings
@@ -87,7 +98,7 @@ impl Settings {
     /// Returns the settings with the services that were given to the process before this one.
     ///
     /// # Errors
-    /// Returns the first fault, with the service and the key.
+    /// Returns all faults, each with the service and the key.
     pub(crate) fn joined(self, given: Given) -> Result<Self, String> {
         if given.is_empty() {
             return Ok(self);
@@ -104,35 +115,77 @@ impl Settings {
     }
 }
 
+/// Checks a file as a start would, and what the start needs of this machine too.
+///
+/// # Errors
+/// Returns all faults, with their locations.
+pub(crate) fn check(path: &Path) -> Result<Settings, String> {
+    let source = Source::Files(path.to_owned());
+    source.settings_with(Given::default(), &config::source::variable, Depth::Machine)
+}
+
+/// What is checked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    Settings,
+    /// Also what a start needs of this machine, such as folders. A start says itself what it lacks,
+    /// and a reload does not need it.
+    Machine,
+}
+
 /// Checks `config`, which comes from `origin`, and reads the user files that it names.
 ///
 /// # Errors
-/// Returns the first fault, with its location.
+/// Returns all faults, with their locations.
 pub(crate) fn settle(config: &Config, origin: Origin) -> Result<Settings, String> {
-    settle_with(config, None, &Arc::new(origin))
+    settle_with(config, None, &Arc::new(origin), Faults::default(), Depth::Settings)
 }
 
 /// Does what [`settle`] does for `config` and the services that are `kept`, if it is a change of
-/// some services. Then there are only warnings about those.
+/// some services. Then there are only warnings about those. `faults` has what was wrong in the
+/// files before.
 fn settle_with(
     config: &Config,
     kept: Option<&[Arc<ServiceSettings>]>,
     origin: &Arc<Origin>,
+    mut faults: Faults,
+    depth: Depth,
 ) -> Result<Settings, String> {
-    let mut warnings = Vec::new();
-    let settled = settings(config, kept.unwrap_or_default(), origin, &mut warnings);
-    let settled = settled.map_err(|fault| origin.show(&fault))?;
-    let is_new = |fault: &&Fault| kept.is_none() || fault.at().is_some_and(Given::has);
-    let warnings = warnings.iter().filter(is_new).map(|fault| origin.show(fault)).collect();
-    Ok(Settings { warnings, ..settled })
+    // With tables missing, much else would seem wrong.
+    let known = kept.unwrap_or_default();
+    let settings = faults
+        .have_all_tables()
+        .then(|| settings(config, known, origin, &mut faults));
+    let settings = settings.flatten();
+    if let Some(settings) = &settings {
+        let new = &settings.services[known.len()..];
+        ahead::check(config, settings, new, origin, &mut faults);
+        if depth == Depth::Machine {
+            ahead::check_machine(config, settings, origin, &mut faults);
+        }
+    }
+    match settings {
+        Some(settings) if faults.is_empty() => {
+            let is_new = |fault: &&Fault| kept.is_none() || fault.at.is_some_and(Given::has);
+            let warnings = faults
+                .warnings
+                .iter()
+                .filter(is_new)
+                .map(|fault| origin.show(fault))
+                .collect();
+            Ok(Settings { warnings, ..settings })
+        }
+        _ => Err(origin.show_all(&faults.sorted())),
+    }
 }
 
+/// Returns `None` only if there is a fault.
 fn settings(
     config: &Config,
     kept: &[Arc<ServiceSettings>],
     origin: &Arc<Origin>,
-    warnings: &mut Vec<Fault>,
-) -> Result<Settings, Fault> {
+    faults: &mut Faults,
+) -> Option<Settings> {
     let Config {
         log,
         timeouts,
@@ -142,30 +195,20 @@ fn settings(
         acme,
         defaults,
         user,
-        service,
+        ..
     } = config;
-    let (mut services, mut distinct) = (Vec::new(), Distinct::default());
-    let mut lists = Lists::new(user);
-    for settled in kept {
-        distinct.add(settled, origin)?;
-        services.push(Arc::clone(settled));
-    }
-    for table in service {
-        let location = table.span().start;
-        let service = table.get_ref().clone().or(defaults);
-        let settled = settle_service(service, location, config, origin, &mut lists, warnings)?;
-        distinct.add(&settled, origin)?;
-        services.push(Arc::new(settled));
-    }
-    if services.is_empty() && admin.socket.is_none() {
-        let expected =
-            "there is no service: expected a table [[service]], or `socket` in [admin] to add services later";
-        return Err(Fault::new(None, "", expected));
-    }
-    chains::check(&services, &distinct)?;
-    check_saved(config, origin)?;
-    let users = user_limits(&defaults.user, user, &services, origin, warnings)?;
-    Ok(Settings {
+    let mut distinct = Distinct::default();
+    let services = services(config, kept, origin, &mut distinct, faults);
+    chains::check(&services, &distinct, faults);
+    distinct.add_other("metrics", &admin.metrics, origin, faults);
+    distinct.add_other("socket", &admin.socket, origin, faults);
+    distinct.add_other("http", &acme.http, origin, faults);
+    faults.keep(check_saved(config, origin));
+    let users = user_limits(&defaults.user, user, &services, origin, faults);
+    let log_settings = faults.keep(log_settings(log, origin));
+    let status_page = faults.keep(status_page(admin));
+    let acme_http = faults.keep(acme::listener(acme, origin));
+    Some(Settings {
         services,
         users,
         sessions: sessions(config),
@@ -177,7 +220,7 @@ fn settings(
             quota_file: limits.quota_file.as_ref().map(|file| path(file, origin)),
         },
         workers: engine.workers(),
-        log: log_settings(log, origin)?,
+        log: log_settings?,
         record_interval: unless_zero(log.record_interval()),
         written: Config {
             log: log.clone(),
@@ -192,12 +235,48 @@ fn settings(
         },
         origin: Arc::clone(origin),
         metrics: parsed(&admin.metrics),
-        status_page: status_page(admin)?,
+        status_page: status_page?,
         admin: parsed(&admin.socket),
         pid_file: admin.pid_file.as_ref().map(|file| path(file, origin)),
-        acme_http: acme::listener(acme, origin)?,
+        acme_http: acme_http?,
         warnings: Vec::new(),
     })
+}
+
+/// Returns the services that are `kept`, and those of `config`.
+fn services(
+    config: &Config,
+    kept: &[Arc<ServiceSettings>],
+    origin: &Arc<Origin>,
+    distinct: &mut Distinct,
+    faults: &mut Faults,
+) -> Vec<Arc<ServiceSettings>> {
+    let mut services = Vec::new();
+    let mut lists = Lists::new(&config.user);
+    for settled in kept {
+        distinct.add(services.len(), settled, origin, faults);
+        services.push(Arc::clone(settled));
+    }
+    for table in &config.service {
+        let location = table.span().start;
+        let service = table.get_ref().clone().or(&config.defaults);
+        faults.enter(Some(location));
+        if let Some(settled) = settle_service(service, location, config, origin, &mut lists, faults) {
+            distinct.add(services.len(), &settled, origin, faults);
+            services.push(Arc::new(settled));
+        }
+    }
+    faults.enter(None);
+    if config.service.is_empty()
+        && services.is_empty()
+        && config.admin.socket.is_none()
+        && !faults.have_one_of(&["service", "socket"])
+    {
+        let expected =
+            "there is no service: expected a table [[service]], or `socket` in [admin] to add services later";
+        faults.add(Fault::new(None, "", expected));
+    }
+    services
 }
 
 fn path(file: &Value<config::File>, origin: &Origin) -> PathBuf {
@@ -251,7 +330,11 @@ fn status_page(admin: &config::Admin) -> Result<Option<Vec<Box<str>>>, Fault> {
     let is_on = admin.status_page();
     if is_on && admin.metrics.is_none() {
         let at = admin.status_page.as_ref().and_then(Value::at);
-        return Err(Fault::new(at, "status_page", "needs the address of metrics"));
+        return Err(Fault::new(
+            at,
+            "status_page",
+            "needs metrics: expected an address, such as metrics = \"127.0.0.1:9100\"",
+        ));
     }
     if !is_on && let Some(hosts) = &admin.status_host {
         return Err(Fault::new(hosts.at(), "status_host", "needs status_page = true"));
@@ -263,33 +346,59 @@ fn unless_zero(time: Duration) -> Option<Duration> {
     (!time.is_zero()).then_some(time)
 }
 
+/// The keys that say who may use a service.
+const GUARDS: [&str; 9] = [
+    "auth",
+    "auth_file",
+    "allow",
+    "accept_proxy",
+    "proxy_from",
+    "tls_cert",
+    "tls_dir",
+    "acme",
+    "tls_client_ca",
+];
+
+/// Returns `None` if the service has no kind. After a fault, the settings are only good for the
+/// search of further faults.
 fn settle_service(
     service: config::Service,
     location: usize,
     config: &Config,
     origin: &Origin,
     lists: &mut Lists<'_>,
-    warnings: &mut Vec<Fault>,
-) -> Result<ServiceSettings, Fault> {
-    let kind = kind(&service, location)?;
-    let has_fixed_targets = kind.has_fixed_targets();
-    let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
-    let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
-    let listen = listen.ok_or_else(|| Fault::new(Some(location), "listen", missing))?;
-    let is_forward = matches!(kind, Kind::Forward(_));
-    let backends = if is_forward { backends(&service)? } else { Vec::new() };
-    let users = users(&service, origin, warnings)?.map(Arc::new);
+    faults: &mut Faults,
+) -> Option<ServiceSettings> {
+    let chosen = parsed(&service.kind);
+    let backends = if chosen == Some(KindArg::Forward) {
+        backends(&service, faults)
+    } else {
+        Vec::new()
+    };
+    let kind = kind(&service, location, &backends, faults);
+    let has_fixed_targets = matches!(chosen, Some(KindArg::Forward | KindArg::Sni));
+    if service.listen.as_ref().is_none_or(|listen| listen.is_empty()) {
+        let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
+        faults.add(Fault::new(Some(location), "listen", missing));
+    }
+    let users = users(&service, origin, faults).map(Arc::new);
     let transport = transport(&service);
     if transport == Transport::Datagrams {
-        udp::check(&service, &backends)?;
+        udp::check(&service, &backends, faults);
     }
-    let tls = tls::terminator(&service, &config.acme, origin, warnings)?.map(Arc::new);
+    let tls = tls::terminator(&service, &config.acme, origin, faults).map(Arc::new);
     // Any name may be in a certificate.
     let has_certificates = tls.as_ref().is_some_and(|tls| tls.clients().is_some());
     let is_any_user = !has_fixed_targets && has_certificates;
     let is_user = |name: &[u8]| users.as_ref().map_or(is_any_user, |users| users.know(name));
-    let (targets, user_targets) = lists.targets(&service, is_user, origin)?;
-    let dial = dial(&service, config.timeouts.connect())?;
+    let (targets, user_targets) = lists.targets(&service, is_user, origin, faults);
+    let dial = dial(&service, config.timeouts.connect(), faults);
+    let accept_proxy = faults.keep(accept_proxy(&service)).flatten();
+    let balance = faults.keep(balance(&service, backends.clone())).flatten();
+    let rates_in = faults.keep(rates("rate_in", &service.rate_in)).unwrap_or_default();
+    let rates_out = faults.keep(rates("rate_out", &service.rate_out)).unwrap_or_default();
+    let host_users = faults.keep(host_users(&config.user, users.is_none() && has_certificates, origin));
+    let kind = kind?;
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {
         kind: &kind,
@@ -297,17 +406,17 @@ fn settle_service(
         upstreams: &dial.upstreams,
         check: probe.as_ref(),
     };
-    let originator = target_tls::originator(&service, &servers, origin, warnings)?.map(Arc::new);
+    let originator = target_tls::originator(&service, &servers, origin, &mut faults.warnings);
     let settled = ServiceSettings {
         name: match (&service.name, transport) {
             (Some(name), _) => interned(&name.parsed()),
             (None, Transport::Datagrams) => "udp",
             (None, Transport::Streams) => kind.name(),
         },
-        listen: listen.parsed(),
+        listen: service.listen.as_ref().map(List::parsed).unwrap_or_default(),
         transport,
         clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
-        host_users: host_users(&config.user, users.is_none() && has_certificates, origin)?,
+        host_users: host_users.unwrap_or_default(),
         users,
         targets,
         user_targets,
@@ -316,30 +425,36 @@ fn settle_service(
         } else {
             service.auth_penalty()
         },
-        // The operator has chosen the targets, and clients cannot choose others.
-        open: has_fixed_targets || service.open(),
-        accept_proxy: accept_proxy(&service)?,
+        // The operator has chosen the targets, and clients cannot choose others. A guard with a
+        // fault has its own message.
+        open: has_fixed_targets || service.open() || faults.have_one_of(&GUARDS),
+        accept_proxy,
         tls,
         send_proxy: parsed(&service.send_proxy),
-        originator,
+        originator: faults.keep(originator).flatten().map(Arc::new),
         dial,
-        balance: balance(&service, backends)?,
-        rates_in: rates("rate_in", &service.rate_in)?,
-        rates_out: rates("rate_out", &service.rate_out)?,
+        balance,
+        rates_in,
+        rates_out,
         advertise: parsed(&service.advertise),
         kind,
         config: service,
     };
-    check_exposure(&settled)?;
+    check_together(&settled, faults);
+    Some(settled)
+}
+
+/// Checks what several settings of a service mean together.
+fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
+    faults.keep(check_exposure(settled));
     if matches!(settled.kind, Kind::Transparent(_)) && settled.targets.rules.have_names() {
         let config = &settled.config;
         let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
         let why =
             "must not have names, here and in to_allow: kind = \"transparent\" only sees the addresses of targets";
-        return Err(Fault::new(at, "to_deny", why));
+        faults.add(Fault::new(at, "to_deny", why));
     }
-    warnings.extend(unchecked_names(&settled));
-    Ok(settled)
+    faults.warnings.extend(unchecked_names(settled));
 }
 
 /// Returns a warning if names are refused because an upstream proxy would look them up.
@@ -365,115 +480,12 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
     check_open(service, Clients::of_service(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
 }
 
-/// Checks that services of this kind have each key that is given.
-fn check_kind(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
-    // Every kind of service may say that it does not forward datagrams.
-    let is_off = |key: &Key| key.name == "udp" && !service.udp();
-    let mut wrong = service.given().filter(|(key, _)| !key.is_of(kind) && !is_off(key));
-    let Some((key, at)) = wrong.next() else {
-        return Ok(());
-    };
-    let name = Value::<Choice<KindArg>>::chosen;
-    let why = match (key.kinds(), kind) {
-        ([KindArg::Forward], KindArg::Sni) => {
-            "is only for kind = \"forward\": write `route` and `default_target`".to_owned()
-        }
-        ([KindArg::Forward], _) => {
-            "is only for kind = \"forward\": remove it, because the clients of a proxy name the target".to_owned()
-        }
-        ([only], _) => format!("is only for kind = {:?}: remove it", name(*only)),
-        ([one, other], _) => format!("is only for kind = {:?} and {:?}: remove it", name(*one), name(*other)),
-        (_, KindArg::Transparent) => {
-            "is not for kind = \"transparent\": remove it, because its clients do not know that there is a proxy"
-                .to_owned()
-        }
-        _ => format!(
-            "is not for kind = {:?}: remove it. `allow` and `deny` restrict the clients of such a service",
-            name(kind)
-        ),
-    };
-    Err(Fault::new(at, key.name, why))
-}
-
-/// Checks what a key of transparent proxying contradicts.
-fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
-    let keeps_client = service.transparent_source.as_ref().filter(|keep| keep.parsed());
-    if let Some(keep) = keeps_client.filter(|_| service.upstream_proxy.is_some() || service.bind_source.is_some()) {
-        let why = "contradicts upstream_proxy and bind_source: a target sees only one source";
-        return Err(Fault::new(keep.at(), "transparent_source", why));
-    }
-    if kind != KindArg::Transparent {
-        return Ok(());
-    }
-    if let Some(accept) = &service.accept_proxy {
-        let why = "is not for kind = \"transparent\": a redirected connection has no PROXY header";
-        return Err(Fault::new(accept.at(), "accept_proxy", why));
-    }
-    let mut listen = service.listen.iter().flat_map(|listen| listen.iter());
-    if let Some(unix) = listen.find(|range| matches!(range.parsed().first, ListenAddress::Unix { .. })) {
-        let why = "is a Unix socket: expected an address and a port, because a firewall redirects TCP connections";
-        return Err(Fault::new(unix.at(), "listen", why));
-    }
-    Ok(())
-}
-
-pub(super) fn kind(service: &config::Service, location: usize) -> Result<Kind, Fault> {
-    let missing = |key, expected: String| Fault::new(Some(location), key, format!("is missing: {expected}"));
-    let Some(kind) = service.kind.as_ref().map(Value::parsed) else {
-        let kinds = Choice::<KindArg>::choices().join(", ");
-        return Err(missing(
-            "kind",
-            format!("expected one of {kinds}, such as kind = \"socks5\""),
-        ));
-    };
-    check_kind(service, kind)?;
-    check_transparent(service, kind)?;
-    Ok(match kind {
-        KindArg::Forward => {
-            let expected = "expected the target, such as to = \"example.com:80\"";
-            let first = backends(service)?.into_iter().next();
-            Kind::Forward(first.ok_or_else(|| missing("to", expected.to_owned()))?.targets)
-        }
-        KindArg::Sni => {
-            let expected = "expected routes, such as route = \"example.com=10.0.0.7:443\"";
-            let routes = routes(service)?;
-            Kind::Sni(routes.ok_or_else(|| missing("route", expected.to_owned()))?)
-        }
-        KindArg::Socks5 => Kind::Socks5,
-        KindArg::Http => Kind::Http,
-        KindArg::Transparent if service.tproxy() => Kind::Transparent(Interception::Tproxy),
-        KindArg::Transparent => Kind::Transparent(Interception::Redirect),
-        KindArg::Mixed => Kind::Mixed,
-    })
-}
-
 fn transport(service: &config::Service) -> Transport {
     if service.udp() {
         Transport::Datagrams
     } else {
         Transport::Streams
     }
-}
-
-/// Returns the routes of TLS clients, or `None` if there is no route.
-fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
-    let Some(listed) = service.route.as_ref().filter(|routes| !routes.is_empty()) else {
-        return Ok(None);
-    };
-    let routes = Routes::new(listed.parsed()).map_err(|index| {
-        let problem = format!(
-            "has the name and the protocol of {} twice: remove one of them",
-            listed[index].text()
-        );
-        Fault::new(listed[index].at(), "route", problem)
-    })?;
-    let others = (parsed(&service.default_target), parsed(&service.not_tls));
-    if others.0.as_ref().is_some_and(|default| default.tls.is_some()) {
-        let at = service.default_target.as_ref().and_then(Value::at);
-        let why = "clients without a route speak TLS to this target themselves: remove tls://";
-        return Err(Fault::new(at, "default_target", why));
-    }
-    Ok(Some(Arc::new(routes.with_others(others.0, others.1))))
 }
 
 fn accept_proxy(service: &config::Service) -> Result<Option<AcceptProxy>, Fault> {
@@ -501,13 +513,14 @@ fn rates(key: &'static str, list: &Option<List<Rate>>) -> Result<Rates, Fault> {
     Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, format!("{wrong}: {expected}")))
 }
 
-pub(super) fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fault> {
+pub(super) fn dial(service: &config::Service, timeout: Duration, faults: &mut Faults) -> DialSettings {
     let mut upstreams = Vec::new();
     for url in service.upstream_proxy.iter().flat_map(|list| list.iter()) {
         let fault = |expected| Fault::new(url.at(), "upstream_proxy", expected);
-        upstreams.push(url.parsed().map_err(fault)?);
+        upstreams.extend(faults.keep(url.parsed().map_err(fault)));
         if upstreams.len() > CHAIN_MAX {
-            return Err(fault(format!("expected a chain of at most {CHAIN_MAX} proxies")));
+            faults.add(fault(format!("expected a chain of at most {CHAIN_MAX} proxies")));
+            break;
         }
     }
     let (mut source_v4, mut source_v6) = (None, None);
@@ -518,10 +531,10 @@ pub(super) fn dial(service: &config::Service, timeout: Duration) -> Result<DialS
         };
         if before {
             let expected = "expected at most one address of each family";
-            return Err(Fault::new(ip.at(), "bind_source", expected));
+            faults.add(Fault::new(ip.at(), "bind_source", expected));
         }
     }
-    Ok(DialSettings {
+    DialSettings {
         resolver: service.dns(),
         sockets: SocketSettings {
             source_v4,
@@ -534,7 +547,7 @@ pub(super) fn dial(service: &config::Service, timeout: Duration) -> Result<DialS
         },
         upstreams,
         timeout,
-    })
+    }
 }
 
 /// Returns the name as a label of metrics. A name is never forgotten, because counters never go

@@ -3,7 +3,8 @@
 use spliceway_protocol::address::Target;
 
 use super::config::{Backend, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
-use super::origin::{Fault, Origin};
+use super::faults::Fault;
+use super::origin::Origin;
 use super::service::Kind;
 use super::tls::{KeyAt, has_tls};
 use crate::reach::balance::{BackendSettings, Probe};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use spliceway_protocol::rule::canonical_network;
 use toml::Spanned;
 
-use super::origin::{Fault, Origin};
+use super::faults::{Fault, Faults};
+use super::origin::Origin;
 use super::service::UserTargets;
 use crate::access::auth::fingerprint;
 use crate::access::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
@@ -41,13 +42,14 @@ impl<'a> Lists<'a> {
         service: &Service,
         is_user: impl Fn(&[u8]) -> bool,
         origin: &Origin,
-    ) -> Result<(TargetAccess, Vec<UserTargets>), Fault> {
+        faults: &mut Faults,
+    ) -> (TargetAccess, Vec<UserTargets>) {
         let has_fixed_targets = service
             .kind
             .as_ref()
             .is_some_and(|kind| matches!(kind.parsed(), KindArg::Forward | KindArg::Sni));
         let lists = [service.to_allow.as_ref(), service.to_deny.as_ref()];
-        let mut access = self.access(service.allow_private.as_ref(), lists, origin)?;
+        let mut access = self.access(service.allow_private.as_ref(), lists, origin, faults);
         if has_fixed_targets {
             // The operator has chosen the targets, and clients cannot choose others.
             access.private = PrivateTargets::All;
@@ -63,13 +65,13 @@ impl<'a> Lists<'a> {
             let private = table.allow_private.as_ref().or(service.allow_private.as_ref());
             let allow = table.to_allow.as_ref().or(service.to_allow.as_ref());
             let deny = table.to_deny.as_ref().or(service.to_deny.as_ref());
-            let targets = self.access(private, [allow, deny], origin)?;
+            let targets = self.access(private, [allow, deny], origin, faults);
             own.push(UserTargets {
                 name: name.into(),
                 targets,
             });
         }
-        Ok((access, own))
+        (access, own)
     }
 
     fn access(
@@ -77,14 +79,15 @@ impl<'a> Lists<'a> {
         allow_private: Option<&List<Private>>,
         [allow, deny]: [Option<&List<Rule>>; 2],
         origin: &Origin,
-    ) -> Result<TargetAccess, Fault> {
-        Ok(TargetAccess {
-            private: private(allow_private)?,
+        faults: &mut Faults,
+    ) -> TargetAccess {
+        TargetAccess {
+            private: faults.keep(private(allow_private)).unwrap_or(PrivateTargets::All),
             rules: TargetRules {
-                allow: self.list("to_allow", allow, origin)?,
-                deny: self.list("to_deny", deny, origin)?,
+                allow: self.list("to_allow", allow, origin, faults),
+                deny: self.list("to_deny", deny, origin, faults),
             },
-        })
+        }
     }
 
     fn list(
@@ -92,15 +95,14 @@ impl<'a> Lists<'a> {
         key: &'static str,
         list: Option<&List<Rule>>,
         origin: &Origin,
-    ) -> Result<Option<Arc<RuleList>>, Fault> {
-        let Some(list) = list.filter(|list| !list.is_empty()) else {
-            return Ok(None);
-        };
+        faults: &mut Faults,
+    ) -> Option<Arc<RuleList>> {
+        let list = list.filter(|list| !list.is_empty())?;
         let folder = list.at().and_then(|at| origin.folder_of(Some(at)));
         let texts: Vec<_> = list.iter().map(Value::text).collect();
         let known_as = format!("{folder:?}\0{}", texts.join("\0"));
         if let Some(known) = self.known.get(&known_as) {
-            return Ok(Some(Arc::clone(known)));
+            return Some(Arc::clone(known));
         }
         let (mut rules, mut digests) = (RuleList::default(), String::new());
         for value in list.iter() {
@@ -108,21 +110,22 @@ impl<'a> Lists<'a> {
             match value.parsed() {
                 RuleArg::Rule(rule) => {
                     let _ = writeln!(digests, "{rule}");
-                    rules.add(rule).map_err(fault)?;
+                    faults.keep(rules.add(rule).map_err(fault));
                 }
                 RuleArg::File(path) => {
                     let path = folder
                         .as_ref()
                         .map_or_else(|| path.clone(), |folder| folder.join(&path));
-                    let text = read(&path, &mut rules);
-                    let text = text.map_err(|problem| fault(format!("{}{problem}", path.display())))?;
+                    let (text, problems) = read(&path, &mut rules);
+                    let problems = problems.into_iter();
+                    problems.for_each(|problem| faults.add(fault(format!("{}{problem}", path.display()))));
                     let _ = writeln!(digests, "{:?}", fingerprint(&text));
                 }
             }
         }
         let rules = Arc::new(rules.complete(fingerprint(&digests)));
         self.known.insert(known_as, Arc::clone(&rules));
-        Ok(Some(rules))
+        Some(rules)
     }
 }
 
@@ -147,28 +150,28 @@ fn private(list: Option<&List<Private>>) -> Result<PrivateTargets, Fault> {
 /// Adds the rules of a file, which has one on each line, and returns the text. Empty lines and
 /// comments from `#` to the end of the line are skipped.
 ///
-/// # Errors
-/// Returns the end of a message that begins with the path. It does not repeat the text of a line,
-/// because the file may be another one than the operator meant, with secrets.
-fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
-    let file = named_file::read(path, FILE_MAX_BYTES).map_err(|why| format!(": {why}; {EXPECTED}"))?;
-    let text = file.text;
-    let before = rules.len();
+/// The second value has the ends of messages that begin with the path. They do not repeat the text
+/// of a line, because the file may be another one than the operator meant, with secrets.
+fn read(path: &Path, rules: &mut RuleList) -> (String, Vec<String>) {
+    let text = match named_file::read(path, FILE_MAX_BYTES) {
+        Ok(file) => file.text,
+        Err(why) => return (String::new(), vec![format!(": {why}; {EXPECTED}")]),
+    };
+    let (before, mut problems) = (rules.len(), Vec::new());
     // Some editors write a byte order mark, which is no part of the first rule.
     let lines = text.trim_start_matches('\u{feff}').lines();
     for (index, line) in lines.enumerate() {
         let rule = line.split('#').next().unwrap_or_default().trim();
         if !rule.is_empty() {
-            let wrong = |problem: String| format!(", line {}: {problem}", index + 1);
-            let rule = rule.parse().map_err(|expected: &str| wrong(expected.to_owned()))?;
-            rules.add(rule).map_err(wrong)?;
+            let added = rule.parse().map_err(str::to_owned).and_then(|rule| rules.add(rule));
+            problems.extend(added.err().map(|problem| format!(", line {}: {problem}", index + 1)));
         }
     }
     // A file that a failed update has emptied must not open or close everything.
-    if rules.len() == before {
-        return Err(format!(": the file has no rules; {EXPECTED}"));
+    if rules.len() == before && problems.is_empty() {
+        problems.push(format!(": the file has no rules; {EXPECTED}"));
     }
-    Ok(text)
+    (text, problems)
 }
 
 const EXPECTED: &str = "expected a file with one rule on each line";

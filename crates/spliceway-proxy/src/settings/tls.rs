@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use super::acme;
 use super::config::{Acme, ClientVerifyArg, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
-use super::origin::{Fault, Origin};
+use super::faults::{Fault, Faults};
+use super::origin::Origin;
 use crate::tls::IS_SUPPORTED;
-use crate::tls::certificate::PairFiles;
+use crate::tls::bad_files::bad_files;
+use crate::tls::certificate::{BadFile, PairFiles};
 use crate::tls::client_cert::ClientCertSettings;
 use crate::tls::server::{ServerSettings, Terminator};
 
@@ -14,34 +16,28 @@ use crate::tls::server::{ServerSettings, Terminator};
 const UNNAMED_MAX: usize = 8;
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
-pub(super) fn terminator(
-    service: &Service,
-    acme: &Acme,
-    origin: &Origin,
-    warnings: &mut Vec<Fault>,
-) -> Result<Option<Terminator>, Fault> {
-    let Some((settings, (key, at))) = settings(service, acme, origin)? else {
-        return Ok(None);
-    };
+pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults: &mut Faults) -> Option<Terminator> {
+    let settings = settings(service, acme, origin);
+    let (settings, (key, at)) = faults.keep(settings).flatten()?;
     if let Some(issued) = &settings.acme {
-        acme::check_authorities(issued, acme, at)?;
+        faults.keep(acme::check_authorities(issued, acme, at));
     }
-    let (folder, clients) = (settings.folder.clone(), settings.clients.clone());
-    let ticket_keys = settings.ticket_keys.clone();
-    let terminator = Terminator::new(settings).map_err(|bad| {
-        let is_one_of = |files: &[PathBuf]| files.iter().any(|file| file == bad.file());
-        let is_in = |folder: &PathBuf| bad.file().starts_with(folder);
-        let (key, at) = match &clients {
-            Some(clients) if is_one_of(&clients.crls) => ("tls_client_crl", location(&service.tls_client_crl)),
-            Some(clients) if is_one_of(&clients.authorities) => ("tls_client_ca", location(&service.tls_client_ca)),
-            _ if ticket_keys.as_deref() == Some(bad.file()) => {
-                ("tls_ticket_key", service.tls_ticket_key.as_ref().and_then(Value::at))
+    let all = settings.clone();
+    let terminator = match Terminator::new(settings) {
+        Ok(terminator) => terminator,
+        Err(first) => {
+            let mut bad = bad_files(&all);
+            if bad.is_empty() {
+                bad.push(first);
             }
-            _ if folder.as_ref().is_some_and(is_in) => ("tls_dir", service.tls_dir.as_ref().and_then(Value::at)),
-            _ => (key, at),
-        };
-        Fault::new(at, key, bad.to_string())
-    })?;
+            for bad in bad {
+                let (key, at) = place_of(&bad, service, origin).unwrap_or((key, at));
+                faults.add(Fault::new(at, key, bad.to_string()));
+            }
+            return None;
+        }
+    };
+    let warnings = &mut faults.warnings;
     let doubts = terminator.doubts().into_iter();
     warnings.extend(doubts.map(|(_, doubt)| Fault::new(at, key, doubt)));
     warnings.extend(unnamed_routes(service, &terminator));
@@ -52,9 +48,37 @@ pub(super) fn terminator(
         } else {
             ("tls_client_ca", &service.tls_client_ca)
         };
-        warnings.push(Fault::new(location(list), key, doubt));
+        warnings.push(Fault::new(list.as_ref().and_then(List::at), key, doubt));
     }
-    Ok(Some(terminator))
+    Some(terminator)
+}
+
+/// Returns the key that names this file, and its place.
+fn place_of(bad: &BadFile, service: &Service, origin: &Origin) -> Option<KeyAt> {
+    let lists = [
+        ("tls_client_crl", &service.tls_client_crl),
+        ("tls_client_ca", &service.tls_client_ca),
+        ("tls_cert", &service.tls_cert),
+        ("tls_key", &service.tls_key),
+    ];
+    let listed = lists
+        .into_iter()
+        .flat_map(|(key, list)| list.iter().flat_map(|list| list.iter()).map(move |file| (key, file)));
+    let single = [
+        ("tls_ticket_key", &service.tls_ticket_key),
+        ("tls_dir", &service.tls_dir),
+    ];
+    let single = single.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?)));
+    let mut all = listed.chain(single);
+    // Files in a folder have the place of the folder.
+    let found = all.find(|(_, file)| bad.file().starts_with(path_of(file, origin)));
+    found.map(|(key, file)| (key, file.at()))
+}
+
+/// Returns the absolute path. A relative one would not tell an operator much, in a metric.
+fn path_of(file: &Value<File>, origin: &Origin) -> PathBuf {
+    let path = file.path(origin.folder_of(file.at()).as_deref());
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 /// The key that a fault of files is about, and its place.
@@ -84,11 +108,7 @@ pub(super) fn settings(
         let why = "is not for udp: remove it, because datagrams have no TLS";
         return Err(Fault::new(at, key, why));
     }
-    // A relative path would not tell an operator much, in a metric.
-    let path = |file: &Value<File>| {
-        let path = file.path(origin.folder_of(file.at()).as_deref());
-        std::path::absolute(&path).unwrap_or(path)
-    };
+    let path = |file: &Value<File>| path_of(file, origin);
     has_tls(key, at)?;
     let names = service.acme.as_ref();
     let acme = names.map(|names| acme::settings(names, acme, origin)).transpose()?;
@@ -145,10 +165,6 @@ fn unnamed_routes(service: &Service, terminator: &Terminator) -> Vec<Fault> {
         is_unnamed.then(|| Fault::new(route.at(), "route", format!("{} {why}", route.text())))
     });
     unnamed.take(UNNAMED_MAX).collect()
-}
-
-fn location(list: &Option<List<File>>) -> Option<usize> {
-    list.as_ref().and_then(List::at)
 }
 
 /// Returns which certificates the clients need, if they are asked for one.

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::backends::backends;
-use super::config::{self, Config, Service, Value};
-use super::origin::{Fault, Origin};
-use super::service::Kind;
-use super::settle::{dial, kind};
+use super::config::{self, Config, KindArg, Service, Value, parsed};
+use super::faults::Faults;
+use super::kind::kind;
+use super::origin::Origin;
+use super::settle::dial;
 use super::target_tls::{self, Servers};
 use super::tls;
 use crate::tls::client::ClientSettings;
@@ -28,23 +29,33 @@ pub(crate) struct TlsFiles {
 /// Returns the TLS of each service in these files that has some, or a fault.
 ///
 /// # Errors
-/// Returns the first fault because of which the services are unknown, with its place.
+/// Returns all faults because of which the services are unknown, with their places.
 pub(crate) fn tls_files(path: &Path) -> Result<Vec<TlsFiles>, String> {
-    let (config, sources) = config::source::read(path, &config::source::variable)?;
+    let mut faults = Faults::default();
+    let (config, sources) = config::source::read(path, &config::source::variable, &mut faults)?;
     let origin = Origin::Files(sources);
-    let services = config.service.iter().map(|table| {
+    let mut services = Vec::new();
+    let tables = if faults.have_all_tables() {
+        &*config.service
+    } else {
+        &[]
+    };
+    for table in tables {
         let service = table.get_ref().clone().or(&config.defaults);
         let location = table.span().start;
-        of_service(&service, location, &config, &origin).unwrap_or_else(|fault| {
-            let service = name(&service).unwrap_or_else(|| "without a name".to_owned());
-            Some(TlsFiles {
-                service,
-                fault: Some(origin.show(&fault)),
+        let mut faults = Faults::default();
+        let files = of_service(&service, location, &config, &origin, &mut faults);
+        if faults.is_empty() {
+            services.extend(files);
+        } else {
+            services.push(TlsFiles {
+                service: name(&service).unwrap_or_else(|| "without a name".to_owned()),
+                fault: Some(origin.show_all(&faults.sorted())),
                 ..TlsFiles::default()
-            })
-        })
-    });
-    Ok(services.flatten().collect())
+            });
+        }
+    }
+    Ok(services)
 }
 
 fn name(service: &Service) -> Option<String> {
@@ -52,11 +63,21 @@ fn name(service: &Service) -> Option<String> {
     name.or_else(|| Some(service.kind.as_ref()?.text().to_owned()))
 }
 
-fn of_service(service: &Service, location: usize, config: &Config, origin: &Origin) -> Result<Option<TlsFiles>, Fault> {
-    let kind = kind(service, location)?;
-    let is_forward = matches!(kind, Kind::Forward(_));
-    let backends = if is_forward { backends(service)? } else { Vec::new() };
-    let dial = dial(service, config.timeouts.connect())?;
+fn of_service(
+    service: &Service,
+    location: usize,
+    config: &Config,
+    origin: &Origin,
+    faults: &mut Faults,
+) -> Option<TlsFiles> {
+    let is_forward = parsed(&service.kind) == Some(KindArg::Forward);
+    let backends = if is_forward {
+        backends(service, faults)
+    } else {
+        Vec::new()
+    };
+    let kind = kind(service, location, &backends, faults)?;
+    let dial = dial(service, config.timeouts.connect(), faults);
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {
         kind: &kind,
@@ -65,15 +86,16 @@ fn of_service(service: &Service, location: usize, config: &Config, origin: &Orig
         check: probe.as_ref(),
     };
     // A warning about the settings has a finding of its own.
-    let client = target_tls::settings(service, &servers, origin, &mut Vec::new())?;
-    let server = tls::settings(service, &config.acme, origin)?;
+    let client = target_tls::settings(service, &servers, origin, &mut Vec::new());
+    let client = faults.keep(client).flatten();
+    let server = faults.keep(tls::settings(service, &config.acme, origin)).flatten();
     if server.is_none() && client.is_none() {
-        return Ok(None);
+        return None;
     }
-    Ok(Some(TlsFiles {
+    Some(TlsFiles {
         service: name(service).unwrap_or_default(),
         server: server.map(|(settings, _)| settings),
         client: client.map(|(settings, _)| settings),
         fault: None,
-    }))
+    })
 }

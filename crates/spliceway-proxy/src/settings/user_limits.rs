@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use toml::Spanned;
 
-use super::origin::{Fault, Origin};
+use super::faults::{Fault, Faults};
+use super::origin::Origin;
 use super::service::{HostUsers, ServiceSettings};
 use crate::access::accounts::{AllLimits, Quotas, UserLimits};
 use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
@@ -17,8 +18,8 @@ pub(super) fn user_limits(
     tables: &[Spanned<User>],
     services: &[Arc<ServiceSettings>],
     origin: &Origin,
-    warnings: &mut Vec<Fault>,
-) -> Result<AllLimits, Fault> {
+    faults: &mut Faults,
+) -> AllLimits {
     let UserDefaults {
         max_conns,
         rate_in,
@@ -29,7 +30,7 @@ pub(super) fn user_limits(
         max_conns: or(max_conns, None),
         rate_in: or(rate_in, None),
         rate_out: or(rate_out, None),
-        quotas: quotas(quota, origin)?.unwrap_or_default(),
+        quotas: faults.keep(quotas(quota, origin)).flatten().unwrap_or_default(),
     };
     let known: HashSet<_> = services
         .iter()
@@ -37,12 +38,25 @@ pub(super) fn user_limits(
         .flat_map(|users| users.names())
         .collect();
     // Only the CA knows all names in its certificates.
-    let are_all_known = services.iter().all(|service| !service.has_users_by_certificate());
+    let are_all_known = faults.is_empty() && services.iter().all(|service| !service.has_users_by_certificate());
     let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
     for table in tables {
         let (location, table) = (table.span().start, table.get_ref());
-        let missing = || Fault::new(Some(location), "name", "is missing: expected the name of a user");
-        let name = table.name.as_ref().ok_or_else(missing)?;
+        faults.enter(Some(location));
+        let limits = UserLimits {
+            max_conns: or(&table.max_conns, every.max_conns),
+            rate_in: or(&table.rate_in, every.rate_in),
+            rate_out: or(&table.rate_out, every.rate_out),
+            quotas: faults
+                .keep(quotas(&table.quota, origin))
+                .flatten()
+                .unwrap_or(every.quotas),
+        };
+        let Some(name) = &table.name else {
+            let missing = "is missing: expected the name of a user";
+            faults.add(Fault::new(Some(location), "name", missing));
+            continue;
+        };
         let at = name.at();
         let user = name.parsed();
         match locations.entry(user.clone()) {
@@ -50,22 +64,17 @@ pub(super) fn user_limits(
             Entry::Occupied(entry) => {
                 let there = origin.location(*entry.get());
                 let problem = format!("the table at {there} has the limits of this user too: expected one of them");
-                return Err(Fault::new(at, "name", problem));
+                faults.add(Fault::new(at, "name", problem));
             }
         }
         if are_all_known && !known.contains(&user) {
             let problem = format!("no service has the user {user}, so this table has no effect");
-            warnings.push(Fault::new(at, "name", problem));
+            faults.warnings.push(Fault::new(at, "name", problem));
         }
-        let limits = UserLimits {
-            max_conns: or(&table.max_conns, every.max_conns),
-            rate_in: or(&table.rate_in, every.rate_in),
-            rate_out: or(&table.rate_out, every.rate_out),
-            quotas: quotas(&table.quota, origin)?.unwrap_or(every.quotas),
-        };
         named.insert(user, limits);
     }
-    Ok(AllLimits { every, named })
+    faults.enter(None);
+    AllLimits { every, named }
 }
 
 /// Returns the users whose names have capitals, if certificates name users. The names of hosts in

@@ -27,6 +27,41 @@ fn a_mistake_on_the_command_line_has_its_remedy() {
         // Port because nothing listens there.
         (&["forward", "[::1]:80"], "type -l [::1]:80"),
         (&["run"], "<--config <PATH>|PATH>"),
+        // Port because nothing listens there.
+        (&["socks5", "-l", ":1,:2"], "repeat the flag for each of"),
+        (&["socks5", "--tls-alpn", "h2,http/1.1"], "each of h2 http/1.1"),
+        (
+            &["http", "--allow", "10.0.0.0/8,192.0.2.1"],
+            "repeat the flag for each of",
+        ),
+        (&["http", "--idle-timeout", "5"], "expected a time such as 500ms, 10s"),
+        (&["http", "--idle-timeout"], "a value is required"),
+        (
+            &["http", "--rate-in", "10Mbit"],
+            "expected bytes per second such as 10MB",
+        ),
+        (&["http", "--max-conns", "0"], "expected a number, 1 or more"),
+        (&["http", "-l", "1080"], "expected :PORT, IP:PORT"),
+        (&["http", "-l", ":99999"], "ports end at 65535"),
+        (&["-l", ":0", "-r", "a.example"], "expected HOST:PORT"),
+        (&["-l", ":0", "-r", "http://a.example"], "expected HOST:PORT"),
+        (&["-l", ":0"], "--remote"),
+        (&["http", "--send-proxy", "v3"], "--send-proxy"),
+        (
+            &["-l", ":0", "-r", "a:1", "--send-proxy", "v3"],
+            "expected v1, v2 or v2-tls",
+        ),
+        (
+            &["http", "--auth-file", "/nowhere/users"],
+            "create it, or correct the path",
+        ),
+        (&["http", "--upstream-proxy", "ftp://a:1"], "--upstream-proxy"),
+        (&["socks5", "--udp"], "--udp"),
+        (&["sni", "-l", ":0", "--route", "a.example"], "--route"),
+        (&["http", "-listen", ":0"], "-listen"),
+        (&["check", "main.toml", "-l", ":0"], "-l"),
+        (&["run", "-c"], "a value is required"),
+        (&["http", "--log-level", "loud"], "off, error, warn, info, debug, trace"),
     ] {
         let (output, stderr) = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{stderr}");

@@ -20,21 +20,24 @@ fn refusal(directory: &Path, file: &str) -> String {
     message
 }
 
-/// The first line of each file in `broken` is the message, which says how to correct the file.
+/// The comments at the start of each file in `broken` are the messages, which say how to correct
+/// the file. A file may have several faults.
 #[test]
 fn each_broken_file_has_its_message_with_the_place_and_the_remedy() {
-    let mut count = 0;
+    let (mut count, mut wrong) = (0, String::new());
     for entry in fs::read_dir(BROKEN).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        let expected = text.lines().next().unwrap().strip_prefix("# ").unwrap();
-        assert_eq!(
-            refusal(Path::new(BROKEN), name).trim_end(),
-            format!("{name}:{expected}")
-        );
+        let expected = text.lines().map_while(|line| line.strip_prefix("# "));
+        let expected: String = expected.map(|message| format!("{name}:{message}\n")).collect();
+        let messages = refusal(Path::new(BROKEN), name);
+        if messages != expected {
+            wrong += &format!("expected\n{expected}found\n{messages}\n");
+        }
         count += 1;
     }
+    assert!(wrong.is_empty(), "{wrong}");
     assert!(count >= 40, "{count} files");
 }
 
@@ -161,7 +164,11 @@ fn what_two_files_contradict_is_refused_with_both_places() {
     fs::write(directory.0.join("c.toml"), service).unwrap();
     assert_eq!(
         directory.refusal("."),
-        "./c.toml:2:8: name: the service at ./b.toml:2:8 has the name `socks5` too: give each service its own name\n"
+        concat!(
+            "./c.toml:2:8: name: the service at ./b.toml:2:8 has the name `socks5` too: give each service its own name\n",
+            // Port because the files are only checked.
+            "./c.toml:3:10: listen: the service at ./b.toml:3:10 listens on 127.0.0.1:1080: expected another address or port\n"
+        )
     );
 }
 
@@ -176,4 +183,51 @@ fn a_user_file_that_others_can_write_is_refused() {
         directory.refusal("a.toml"),
         format!("a.toml:4:13: auth_file: {path}: mode 0622 lets others add users; expected 0600 (chmod 600 {path})\n")
     );
+}
+
+/// Breaks two to four lines of each example, in many ways. Each broken line is named, whatever else
+/// is wrong.
+#[test]
+fn each_of_several_broken_lines_is_named() {
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/examples");
+    let directory = Directory::new("mutated", &[]);
+    let mut seed: usize = 43;
+    let mut random = |below: usize| {
+        seed = seed
+            .wrapping_mul(0x5851_F42D_4C95_7F2D)
+            .wrapping_add(0x1405_7B7E_F767_814F);
+        (seed >> 33) % below
+    };
+    let mut count = 0;
+    for entry in fs::read_dir(examples).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let is_whole = |line: &str| line.split_once(" = ").is_some_and(|(_, value)| !value.ends_with('['));
+        let keys: Vec<_> = (0..lines.len())
+            .filter(|at| !lines[*at].starts_with(['#', ' ']) && is_whole(lines[*at]))
+            .collect();
+        for _ in 0..6 {
+            let mut broken: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+            let chosen: Vec<_> = (0..2 + random(3)).map(|_| keys[random(keys.len())]).collect();
+            for at in &chosen {
+                let key = lines[*at].split_once(" = ").unwrap().0;
+                broken[*at] = match random(4) {
+                    0 => format!("zzz{}", lines[*at]),
+                    1 => format!("{key} = {{}}"),
+                    2 => format!("{key} = @"),
+                    _ => format!("{key} ="),
+                };
+            }
+            let broken = broken.join("\n");
+            fs::write(directory.0.join("a.toml"), &broken).unwrap();
+            let refusal = directory.refusal("a.toml");
+            assert!(!refusal.contains("panicked"), "{refusal}\n{broken}");
+            for at in chosen {
+                let place = format!("a.toml:{}:", at + 1);
+                assert!(refusal.contains(&place), "{place} is missing\n{refusal}\n{broken}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 84, "{count} lines");
 }

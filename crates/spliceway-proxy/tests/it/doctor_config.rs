@@ -90,7 +90,7 @@ fn a_configuration_that_works_has_no_fault_and_takes_no_port() {
 
 #[test]
 fn each_address_that_is_in_use_is_named_with_its_holder() {
-    let ((tcp, at), to) = (listen(), refusing());
+    let ((tcp, at), (_scraped, metrics), to) = (listen(), listen(), refusing());
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let folder = Folder::new("doctor-held");
     let path = folder.0.join("a.sock");
@@ -104,7 +104,7 @@ fn each_address_that_is_in_use_is_named_with_its_holder() {
         "{}{udp_service}[admin]\nsocket = \"unix:{}\"\nmetrics = \":{}\"\n",
         forward(&at.to_string(), &[to]),
         path.display(),
-        at.port()
+        metrics.port()
     ));
     assert!(!answer.works());
     for title in ["forward on", "dns on", "the admin socket on", "metrics on :"] {

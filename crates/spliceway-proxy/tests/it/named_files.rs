@@ -148,10 +148,8 @@ fn variables_cannot_make_a_configuration_longer_than_its_limit() {
         text(&command.output().unwrap())
     };
     // The values of both files count together: 200 times 100,000 bytes are above 16 MiB.
-    assert_eq!(
-        check(100_000),
-        "./b.toml:3:10: listen: with the environment variable LONG, the configuration has more than 16 MiB: use it \
-         less often\n"
-    );
+    let problem = "./b.toml:3:10: listen: with the environment variable LONG, the configuration has more than 16 MiB: \
+                   use it less often\n";
+    assert!(check(100_000).ends_with(problem));
     assert!(!check(50_000).contains("16 MiB"));
 }

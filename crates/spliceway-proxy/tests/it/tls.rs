@@ -254,7 +254,7 @@ fn files_that_do_not_belong_together_are_named_at_the_start() {
     let [_, certificate, _, _] = pair.arguments();
     let [_, _, _, key] = other.arguments();
     let stderr = refused_to_start(&[&arguments[..], &["--tls-cert", certificate, "--tls-key", key]].concat());
-    for part in ["--tls-cert", key, certificate, "does not belong"] {
+    for part in ["--tls-key", key, certificate, "does not belong"] {
         assert!(stderr.contains(part), "{part}: {stderr}");
     }
     let stderr = refused_to_start(&[&arguments[..], &["--tls-cert", certificate]].concat());

@@ -98,22 +98,25 @@ pub(super) struct Line<'a> {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or is larger than 4 MiB. It also returns an error
-/// for a file without users, with a duplicate user or with an invalid line.
-pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
-    let whole = |problem: String| FileError {
-        path: path.into(),
-        place: None,
-        problem,
+/// for a file without users, and for each duplicate user and each invalid line.
+pub(crate) fn read(path: &Path) -> Result<UserFile, Vec<FileError>> {
+    let whole = |problem: String| {
+        vec![FileError {
+            path: path.into(),
+            place: None,
+            problem,
+        }]
     };
     let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES)
         .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
     let (mut file, faults) = parse(&text);
-    if let Some((place, problem)) = faults.into_iter().next() {
-        return Err(FileError {
+    if !faults.is_empty() {
+        let errors = faults.into_iter().map(|(place, problem)| FileError {
             path: path.into(),
             place: Some(place),
             problem,
         });
+        return Err(errors.collect());
     }
     file.fingerprint = fingerprint(&text);
     file.exposed = (mode & EXPOSED != 0).then_some(mode);

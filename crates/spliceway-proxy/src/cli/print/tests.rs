@@ -6,8 +6,8 @@ use clap::Parser;
 
 use super::*;
 use crate::cli::Cli;
-use crate::settings::config::{self, source};
-use crate::settings::{Origin, Settings, settle};
+use crate::settings::config;
+use crate::settings::{Depth, Given, Origin, Settings, Source, settle};
 
 /// Returns the settings that a file means, without what the operator has written.
 fn settings_of(toml: &str) -> String {
@@ -18,10 +18,10 @@ fn settings_of(toml: &str) -> String {
         "SPLICEWAY_UPSTREAM_PROXY" => Ok("socks5://a:b%24%7B@192.0.2.1 http://192.0.2.2:3128".to_owned()),
         _ => Err("is not defined"),
     };
-    let read = source::read(&path, &environment);
+    let settings = Source::Files(path.clone());
+    let settings = settings.settings_with(Given::default(), &environment, Depth::Settings);
     std::fs::remove_file(&path).unwrap();
-    let (config, sources) = read.unwrap_or_else(|wrong| panic!("{wrong}: {toml}"));
-    shown(settle(&config, Origin::Files(sources)).unwrap())
+    shown(settings.unwrap_or_else(|wrong| panic!("{wrong}: {toml}")))
 }
 
 fn shown(mut settings: Settings) -> String {

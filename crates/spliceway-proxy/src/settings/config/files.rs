@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use toml::de::Error;
 
 use crate::kit::named_file::{self, Unreadable};
+use crate::settings::faults::Fault;
 
 /// The limit on all files together, before and after variables are replaced. A service needs about
 /// 200 bytes.
@@ -31,7 +33,24 @@ pub(super) struct Source {
     lines: Vec<usize>,
 }
 
+impl Source {
+    /// Returns the range of the line with this offset in the text.
+    pub(super) fn line(&self, at: usize) -> Range<usize> {
+        let line = self.lines.partition_point(|start| *start <= at);
+        let end = self.lines.get(line).map_or(self.text.len(), |next| next - 1);
+        self.lines[line - 1]..end
+    }
+}
+
 impl Sources {
+    /// Returns the sources of a configuration that is in no file.
+    pub(super) fn none() -> Self {
+        Self {
+            path: PathBuf::new(),
+            files: Vec::new(),
+        }
+    }
+
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let named = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let is_directory = fs::metadata(path).is_ok_and(|metadata| metadata.is_dir());
@@ -82,6 +101,10 @@ impl Sources {
         format!("{}:{line}:{column}", source.path.display())
     }
 
+    pub(in crate::settings) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|source| &*source.path)
+    }
+
     /// Returns the directory of the file at this offset.
     pub(in crate::settings) fn folder_of(&self, at: usize) -> Option<PathBuf> {
         self.source(at)?.path.parent().map(Path::to_owned)
@@ -107,10 +130,10 @@ impl Sources {
         self.files.iter().rfind(|source| source.start <= at)
     }
 
-    pub(super) fn show(&self, error: &Error, start: usize, what: &str) -> String {
+    /// Returns what an error says about a text that begins at offset `start`.
+    pub(super) fn fault(&self, error: &Error, start: usize, what: &str) -> Fault {
         let at = error.span().map(|span| start + span.start);
-        let problem = plain(error);
-        format!("{}: {what}{problem}", self.location(at))
+        Fault::new(at, "", format!("{what}{}", plain(error)))
     }
 }
 

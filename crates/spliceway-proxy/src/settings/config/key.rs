@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches};
 
-use super::value::{Form, List, Value, Word};
+use super::value::{Form, List, Value, Word, one_of_several};
 use super::values::KindArg;
 
 /// The declaration of one key.
@@ -181,7 +181,7 @@ impl<W: Word> Setting for List<W> {
     type Parsed = Vec<W::Parsed>;
 
     fn arg(arg: Arg) -> Arg {
-        arg.action(ArgAction::Append).value_parser(W::parser())
+        arg.action(ArgAction::Append).value_parser(one_of_several::<W>)
     }
 
     fn take(matches: &mut ArgMatches, flag: &str) -> Option<Self> {

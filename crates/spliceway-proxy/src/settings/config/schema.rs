@@ -8,6 +8,34 @@ use super::{Config, declared};
 /// Two texts that differ more than this are no spelling mistakes of each other.
 const SIMILAR: f64 = 0.75;
 
+/// Keys of other programs, and those of this program that do the same.
+const FOREIGN: [(&str, &str); 17] = [
+    ("accept", "listen"),
+    ("address", "listen"),
+    ("bind", "listen"),
+    ("ca", "tls_client_ca"),
+    ("cert", "tls_cert"),
+    ("certificate", "tls_cert"),
+    ("connect", "to"),
+    ("crt", "tls_cert"),
+    ("endpoints", "service"),
+    ("key", "tls_key"),
+    ("mode", "kind"),
+    ("port", "listen"),
+    ("protocol", "kind"),
+    ("remote", "to"),
+    ("server", "to"),
+    ("target", "to"),
+    ("type", "kind"),
+];
+
+/// A key that does not exist.
+pub(super) struct Unknown {
+    pub(super) problem: String,
+    /// The key that the operator may have meant.
+    pub(super) meant: Option<String>,
+}
+
 /// The schema of all tables.
 pub(crate) struct Schema(Json);
 
@@ -36,7 +64,7 @@ impl Schema {
     ///
     /// # Errors
     /// Returns a message that says which key is right.
-    pub(super) fn check(&self, path: &[String], key: &str) -> Result<(), String> {
+    pub(super) fn check(&self, path: &[String], key: &str) -> Result<(), Unknown> {
         let known = path
             .iter()
             .try_fold(&self.0, |table, name| properties(table)?.get(name));
@@ -51,16 +79,23 @@ impl Schema {
             path if path.is_empty() => "the file".to_owned(),
             path => shown(&path),
         };
-        let help = match (self.elsewhere(key), closest(key, keys.keys())) {
-            (_, Some(closest)) => format!("did you mean `{closest}`?"),
-            (Some((path, key)), None) => format!("expected `{key}` in {}", shown(&path)),
+        let foreign = FOREIGN
+            .iter()
+            .find(|(foreign, own)| *foreign == key && keys.contains_key(*own));
+        let closest = foreign.map(|(_, own)| *own).or_else(|| closest(key, keys.keys()));
+        let (help, meant) = match (self.elsewhere(key), closest) {
+            (_, Some(closest)) => (format!("did you mean `{closest}`?"), Some(closest.to_owned())),
+            (Some((path, key)), None) => (format!("expected `{key}` in {}", shown(&path)), Some(key)),
             (None, None) => {
                 let keys: Vec<_> = keys.keys().map(String::as_str).collect();
-                format!("expected one of {}", keys.join(", "))
+                (format!("expected one of {}", keys.join(", ")), None)
             }
         };
         let key = key.escape_debug();
-        Err(format!("unknown key `{key}` in {table}: {help}"))
+        Err(Unknown {
+            problem: format!("unknown key `{key}` in {table}: {help}"),
+            meant,
+        })
     }
 
     /// Returns the key in any table that is named like this key, or whose flag is.

@@ -3,60 +3,61 @@
 use std::env::VarError;
 use std::path::Path;
 
-use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, Deserializer};
+use toml::de::DeTable;
 
-use super::files::{ALL_MAX_BYTES, Sources, plain};
-use super::tree::{self, Tree, TreeFault};
+use super::files::Sources;
+use super::syntax;
+use super::tree::{self, Tree};
 use super::{Config, Service};
+use crate::settings::faults::Faults;
 
 /// Reads the configuration at `path`, and its locations. `environment` returns the value of a
-/// variable.
+/// variable. The configuration is without what is wrong in it.
 ///
 /// # Errors
-/// Returns the first fault, with its location.
-pub(crate) fn read(path: &Path, environment: tree::Environment<'_>) -> Result<(Config, Sources), String> {
+/// Returns an error if a file cannot be read.
+pub(in crate::settings) fn read(
+    path: &Path,
+    environment: tree::Environment<'_>,
+    faults: &mut Faults,
+) -> Result<(Config, Sources), String> {
     let sources = Sources::read(path)?;
-    let mut tree = Tree::new(environment, sources.room());
+    let mut tables = Vec::new();
     for source in &sources.files {
-        let parsed = DeTable::parse(&source.text);
-        let table = parsed.map_err(|error| sources.show(&error, source.start, "this is not valid TOML: "))?;
-        tree.add(table.into_inner(), source.start)
-            .map_err(|fault| fault.show(&sources))?;
+        let (table, errors) = DeTable::parse_recoverable(&source.text);
+        let mut table = table.into_inner();
+        syntax::check(&sources, source, errors, &mut table, faults);
+        tables.push((table, source.start));
     }
-    let table = tree.into_table();
-    let keys = table.clone();
-    let whole = Spanned::new(0..0, table);
-    let config = Config::deserialize(Deserializer::from(whole)).map_err(|error| {
-        let key = error.span().and_then(|span| tree::key_at(&keys, span.start));
-        sources.show(&error, 0, &key.map(|key| format!("{key}: ")).unwrap_or_default())
-    })?;
+    let mut tree = Tree::new(environment, &sources, faults);
+    for (table, start) in tables {
+        tree.add(table, start);
+    }
+    let config = tree.typed();
     Ok((config, sources))
 }
 
-/// Reads the table `[[service]]` in a text that no file has. Its locations begin at `start`.
-///
-/// # Errors
-/// Returns the first fault, with the path of its key.
-pub(in crate::settings) fn service(
+/// Reads the tables `[[service]]` in a text that no file has. Its locations begin at `start`. The
+/// tables are without what is wrong in them.
+pub(in crate::settings) fn tables(
     text: &str,
     start: usize,
     environment: tree::Environment<'_>,
-) -> Result<Spanned<Service>, String> {
-    let mut tree = Tree::new(environment, ALL_MAX_BYTES);
-    let table = DeTable::parse(text).map_err(|error| plain(&error))?;
-    tree.add(table.into_inner(), start).map_err(TreeFault::into_problem)?;
-    let table = tree.into_table();
-    let keys = table.clone();
-    let config = Config::deserialize(Deserializer::from(Spanned::new(0..0, table))).map_err(|error| {
-        let key = error.span().and_then(|span| tree::key_at(&keys, span.start));
-        let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
-        key + &plain(&error)
-    })?;
-    let service = config.service.into_iter().next().map(Spanned::into_inner);
-    let service = service.ok_or("expected the table of a service")?;
-    Ok(Spanned::new(start..start + text.len(), service))
+    faults: &mut Faults,
+) -> Vec<Spanned<Service>> {
+    let sources = Sources::none();
+    match DeTable::parse(text) {
+        Ok(table) => {
+            let mut tree = Tree::new(environment, &sources, faults);
+            tree.add(table.into_inner(), start);
+            tree.typed().service
+        }
+        Err(error) => {
+            faults.add(sources.fault(&error, start, ""));
+            Vec::new()
+        }
+    }
 }
 
 /// Returns the value of an environment variable.

@@ -3,11 +3,14 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeArray, DeString, DeTable, DeValue};
+use toml::de::{DeArray, DeString, DeTable, DeValue, Deserializer, Error};
 
+use super::Config;
 use super::files::{ALL_MAX_BYTES, Sources};
-use super::schema::{self, Schema};
+use super::schema::{self, Schema, Unknown};
+use crate::settings::faults::{Fault, Faults};
 
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
@@ -18,102 +21,217 @@ pub(super) struct Tree<'i, 'a> {
     /// The number of bytes that the values of further variables may have.
     room: Cell<usize>,
     schema: Schema,
+    sources: &'a Sources,
+    faults: &'a mut Faults,
     table: DeTable<'i>,
 }
 
-/// What is wrong at an offset, and a second offset that it contradicts.
-#[derive(Debug)]
-pub(super) struct TreeFault {
-    at: usize,
-    problem: String,
-    other: Option<usize>,
-}
-
-impl TreeFault {
-    fn new(at: usize, problem: String) -> Self {
-        Self {
-            at,
-            problem,
-            other: None,
-        }
-    }
-
-    /// Returns what is wrong, for a text without a location.
-    pub(super) fn into_problem(self) -> String {
-        self.problem
-    }
-
-    pub(super) fn show(&self, sources: &Sources) -> String {
-        let Self { at, problem, other } = self;
-        let other = other.map(|at| sources.location(Some(at))).unwrap_or_default();
-        format!("{}: {problem}{other}", sources.location(Some(*at)))
-    }
-}
-
 impl<'i, 'a> Tree<'i, 'a> {
-    /// The values of all variables have at most `room` bytes.
-    pub(super) fn new(environment: Environment<'a>, room: usize) -> Self {
+    pub(super) fn new(environment: Environment<'a>, sources: &'a Sources, faults: &'a mut Faults) -> Self {
         Self {
             environment,
-            room: Cell::new(room),
+            room: Cell::new(sources.room()),
             schema: Schema::new(),
+            sources,
+            faults,
             table: DeTable::new(),
         }
     }
 
-    /// Adds the table of a file that begins at offset `start`.
-    ///
-    /// # Errors
-    /// Returns an error for an unknown key, for a key that another file has, for a variable that is
-    /// not defined, and for variables that are too long.
-    pub(super) fn add(&mut self, table: DeTable<'i>, start: usize) -> Result<(), TreeFault> {
-        let step = Step {
+    /// Adds the table of a file that begins at offset `start`, without what is wrong: unknown keys,
+    /// keys that another file has, and texts with variables that are not defined or too long.
+    pub(super) fn add(&mut self, table: DeTable<'i>, start: usize) {
+        let mut step = Step {
             environment: self.environment,
             room: &self.room,
             schema: &self.schema,
             start,
+            faults: &mut *self.faults,
         };
-        let table = step.table(table, &mut Vec::new())?;
-        merge(&mut self.table, table)
+        let table = step.table(table, &mut Vec::new());
+        self.merge(table);
     }
 
-    pub(super) fn into_table(self) -> DeTable<'i> {
-        self.table
+    /// Adds `new`. Arrays are joined, and other values must not occur twice.
+    fn merge(&mut self, new: DeTable<'i>) {
+        let table = std::mem::take(&mut self.table);
+        self.table = merged(table, new, self.sources, self.faults);
+    }
+
+    /// Returns the configuration without the values that are wrong.
+    pub(super) fn typed(self) -> Config {
+        if let Ok(config) = deserialized(self.table.clone()) {
+            return config;
+        }
+        let mut right = DeTable::new();
+        for (key, value) in self.table {
+            let span = value.span();
+            let value = match value.into_inner() {
+                DeValue::Array(array) if matches!(&**key.get_ref(), "service" | "user") => {
+                    let tables = array.into_iter();
+                    let tables = tables.filter_map(|table| right_part(&key, table, true, self.sources, self.faults));
+                    Spanned::new(span, DeValue::Array(tables.collect()))
+                }
+                value => {
+                    let value = Spanned::new(span, value);
+                    match right_part(&key, value, false, self.sources, self.faults) {
+                        Some(value) => value,
+                        None => continue,
+                    }
+                }
+            };
+            right.insert(key, value);
+        }
+        deserialized(right).unwrap_or_else(|error| {
+            self.faults.add(self.sources.fault(&error, 0, ""));
+            Config::default()
+        })
     }
 }
 
-/// Adds `new` to `table`. Arrays are joined, and other values must not occur twice.
-fn merge<'i>(table: &mut DeTable<'i>, new: DeTable<'i>) -> Result<(), TreeFault> {
+fn deserialized(table: DeTable<'_>) -> Result<Config, Error> {
+    Config::deserialize(Deserializer::from(Spanned::new(0..0, table)))
+}
+
+/// Returns a table of the file without the values that are wrong.
+fn right_part<'i>(
+    key: &Spanned<DeString<'i>>,
+    mut value: Spanned<DeValue<'i>>,
+    is_in_array: bool,
+    sources: &Sources,
+    faults: &mut Faults,
+) -> Option<Spanned<DeValue<'i>>> {
+    faults.enter(is_in_array.then(|| value.span().start));
+    let mut is_right = false;
+    while !is_right {
+        let mut alone = DeTable::new();
+        let one = value.clone();
+        let table = match is_in_array {
+            true => Spanned::new(one.span(), DeValue::Array(DeArray::from_iter([one]))),
+            false => one,
+        };
+        alone.insert(key.clone(), table);
+        let Err(error) = deserialized(alone) else {
+            is_right = true;
+            continue;
+        };
+        let removed = error.span().and_then(|span| remove(value.get_mut(), span.start));
+        let shown = removed.as_ref().map(|removed| match is_in_array {
+            // The number of a service or a user would not help: the location has its line.
+            true => removed.path.clone(),
+            false => format!("{}.{}", key.get_ref(), removed.path),
+        });
+        let whole = (!is_in_array).then(|| key.get_ref().to_string());
+        let fault = sources.fault(&error, 0, "");
+        faults.add(Fault {
+            key: shown.or(whole).unwrap_or_default().into(),
+            ..fault
+        });
+        let Some(Removed { path, is_gone }) = removed else {
+            faults.spoil(key.get_ref(), true);
+            break;
+        };
+        faults.spoil(path.rsplit('.').next().unwrap_or_default(), is_gone);
+    }
+    faults.enter(None);
+    is_right.then_some(value)
+}
+
+/// A value that was removed: the path of its key, and whether the key is gone too.
+struct Removed {
+    path: String,
+    is_gone: bool,
+}
+
+/// Removes the smallest value that has this offset.
+fn remove(value: &mut DeValue<'_>, at: usize) -> Option<Removed> {
+    match value {
+        DeValue::Table(table) => {
+            let mut found = None;
+            for (key, value) in table.iter_mut() {
+                let name = key.get_ref();
+                if let Some(Removed { path, is_gone }) = remove(value.get_mut(), at) {
+                    let path = if path.is_empty() {
+                        name.to_string()
+                    } else {
+                        format!("{name}.{path}")
+                    };
+                    // A list without values is none.
+                    let is_empty = matches!(value.get_ref(), DeValue::Array(array) if array.is_empty());
+                    found = Some((
+                        key.clone(),
+                        Removed {
+                            path,
+                            is_gone: is_gone || is_empty,
+                        },
+                        is_empty,
+                    ));
+                } else if value.span().contains(&at) {
+                    let path = name.to_string();
+                    found = Some((key.clone(), Removed { path, is_gone: true }, true));
+                }
+                if found.is_some() {
+                    break;
+                }
+            }
+            let (key, removed, with_key) = found?;
+            if with_key {
+                table.remove(&key);
+            }
+            Some(removed)
+        }
+        DeValue::Array(array) => {
+            if let Some(removed) = array.iter_mut().find_map(|value| remove(value.get_mut(), at)) {
+                return Some(removed);
+            }
+            let index = array.iter().position(|value| value.span().contains(&at))?;
+            let values = std::mem::replace(array, DeArray::new()).into_iter().enumerate();
+            *array = values
+                .filter_map(|(at, value)| (at != index).then_some(value))
+                .collect();
+            let (path, is_gone) = (String::new(), false);
+            Some(Removed { path, is_gone })
+        }
+        _ => None,
+    }
+}
+
+/// Returns `table` with `new`.
+fn merged<'i>(mut table: DeTable<'i>, new: DeTable<'i>, sources: &Sources, faults: &mut Faults) -> DeTable<'i> {
     for (key, value) in new {
         let Some((known, old)) = table.remove_entry(&key) else {
             table.insert(key, value);
             continue;
         };
         let span = old.span();
-        let merged = match (old.into_inner(), value.into_inner()) {
-            (DeValue::Table(mut old), DeValue::Table(new)) => {
-                merge(&mut old, new)?;
-                DeValue::Table(old)
-            }
+        let both = match (old.into_inner(), value.into_inner()) {
+            (DeValue::Table(old), DeValue::Table(new)) => DeValue::Table(merged(old, new, sources, faults)),
             (DeValue::Array(mut old), DeValue::Array(new)) if matches!(&**known.get_ref(), "service" | "user") => {
                 new.into_iter().for_each(|table| old.push(table));
                 DeValue::Array(old)
             }
-            _ => {
-                let mut fault = TreeFault::new(
-                    key.span().start,
-                    format!(
-                        "`{}` is given twice: remove it here or at ",
-                        key.get_ref().escape_debug()
-                    ),
-                );
-                fault.other = Some(known.span().start);
-                return Err(fault);
+            (old, _) => {
+                let there = sources.location(Some(known.span().start));
+                let name = key.get_ref().escape_debug();
+                let problem = format!("`{name}` is given twice: remove it here or at {there}");
+                faults.add(Fault::new(Some(key.span().start), "", problem));
+                old
             }
         };
-        table.insert(known, Spanned::new(span, merged));
+        table.insert(known, Spanned::new(span, both));
     }
-    Ok(())
+    table
+}
+
+/// Inserts a value, or joins the array with another one of the same name.
+fn insert<'i>(table: &mut DeTable<'i>, key: Spanned<DeString<'i>>, value: Spanned<DeValue<'i>>) {
+    match (
+        table.get_mut(&*key.get_ref().clone()).map(Spanned::get_mut),
+        value.get_ref(),
+    ) {
+        (Some(DeValue::Array(before)), DeValue::Array(new)) => new.iter().for_each(|one| before.push(one.clone())),
+        _ => drop(table.insert(key, value)),
+    }
 }
 
 /// Takes the values of one file over.
@@ -122,56 +240,98 @@ struct Step<'a> {
     room: &'a Cell<usize>,
     schema: &'a Schema,
     start: usize,
+    faults: &'a mut Faults,
 }
 
 impl Step<'_> {
     /// `path` has the names of the tables around this one.
-    fn table<'i>(&self, table: DeTable<'i>, path: &mut Vec<String>) -> Result<DeTable<'i>, TreeFault> {
-        // The first fault is the one that is first in the file.
+    fn table<'i>(&mut self, table: DeTable<'i>, path: &mut Vec<String>) -> DeTable<'i> {
+        // The variables have their room in the order of the file.
         let mut entries: Vec<_> = table.into_iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
+        let given: Vec<_> = entries.iter().map(|(key, _)| key.get_ref().to_string()).collect();
         let mut taken = DeTable::new();
         for (key, value) in entries {
             let span = self.moved(key.span());
-            let name = key.get_ref().to_string();
-            self.schema
-                .check(path, &name)
-                .map_err(|problem| TreeFault::new(span.start, problem))?;
-            let several = match (path.is_empty(), &*name) {
-                (true, "service") => Some("a service is one of several tables: write [[service]] with two brackets"),
-                (true, "user") => Some("a user is one of several tables: write [[user]] with two brackets"),
-                (false, "backend") => {
-                    Some("a backend is one of several tables: write [[service.backend]] with two brackets")
+            let mut name = key.into_inner();
+            if let Err(Unknown { problem, meant }) = self.schema.check(path, &name) {
+                if self.faults.have_lost(span.start) {
+                    continue;
                 }
-                _ => None,
-            };
-            if let Some(problem) = several.filter(|_| value.get_ref().is_table()) {
-                return Err(TreeFault::new(span.start, problem.to_owned()));
+                self.faults.add(Fault::new(Some(span.start), "", problem));
+                // What is wrong in a table with a misspelt name is shown too.
+                let (is_table, is_array) = match value.get_ref() {
+                    DeValue::Table(_) => (true, false),
+                    DeValue::Array(array) => (false, array.iter().any(|value| value.get_ref().is_table())),
+                    _ => (false, false),
+                };
+                match meant {
+                    Some(meant) if is_array || (is_table && !given.contains(&meant)) => name = meant.into(),
+                    meant => {
+                        self.faults.spoil(&name, true);
+                        meant.iter().for_each(|meant| self.faults.spoil(meant, true));
+                        continue;
+                    }
+                }
             }
-            path.push(name);
-            let value = self.value(value, path)?;
+            let value = self.several(&name, value, &span, path);
+            path.push(name.to_string());
+            match self.value(value, path) {
+                Some(value) => insert(&mut taken, Spanned::new(span, name), value),
+                None => self.faults.spoil(&name, true),
+            }
             path.pop();
-            taken.insert(Spanned::new(span, key.into_inner()), value);
         }
-        Ok(taken)
+        taken
+    }
+
+    /// Makes a table of which there are several an array, if it is none.
+    fn several<'i>(
+        &mut self,
+        name: &str,
+        value: Spanned<DeValue<'i>>,
+        key: &Range<usize>,
+        path: &[String],
+    ) -> Spanned<DeValue<'i>> {
+        let problem = match (path.is_empty(), name) {
+            (true, "service") => "a service is one of several tables: write [[service]] with two brackets",
+            (true, "user") => "a user is one of several tables: write [[user]] with two brackets",
+            (false, "backend") => "a backend is one of several tables: write [[service.backend]] with two brackets",
+            _ => return value,
+        };
+        if !value.get_ref().is_table() {
+            return value;
+        }
+        // The parser may have lost a bracket itself.
+        if !self.faults.have_lost(key.start) {
+            self.faults.add(Fault::new(Some(key.start), "", problem));
+        }
+        Spanned::new(value.span(), DeValue::Array(DeArray::from_iter([value])))
     }
 
     fn moved(&self, span: Range<usize>) -> Range<usize> {
         self.start + span.start..self.start + span.end
     }
 
-    fn value<'i>(
-        &self,
-        value: Spanned<DeValue<'i>>,
-        path: &mut Vec<String>,
-    ) -> Result<Spanned<DeValue<'i>>, TreeFault> {
+    /// Returns `None` if nothing of the value is right.
+    fn value<'i>(&mut self, value: Spanned<DeValue<'i>>, path: &mut Vec<String>) -> Option<Spanned<DeValue<'i>>> {
         let span = self.moved(value.span());
         let taken = match value.into_inner() {
-            DeValue::Table(table) => DeValue::Table(self.table(table, path)?),
+            DeValue::Table(table) => DeValue::Table(self.table(table, path)),
             DeValue::Array(array) => {
-                let mut taken = DeArray::new();
+                let (mut taken, is_empty) = (DeArray::new(), array.is_empty());
+                let is_of_scope = matches!(path.as_slice(), [name] if matches!(&**name, "service" | "user"));
                 for value in array {
-                    taken.push(self.value(value, path)?);
+                    if is_of_scope {
+                        self.faults.enter(Some(self.moved(value.span()).start));
+                    }
+                    self.value(value, path).into_iter().for_each(|value| taken.push(value));
+                }
+                if is_of_scope {
+                    self.faults.enter(None);
+                }
+                if taken.is_empty() && !is_empty {
+                    return None;
                 }
                 DeValue::Array(taken)
             }
@@ -180,33 +340,13 @@ impl Step<'_> {
                 let expanded = schema::check_secret(key, &text)
                     .map_err(str::to_owned)
                     .and_then(|()| expanded(text, self.environment, self.room));
-                DeValue::String(expanded.map_err(|problem| TreeFault::new(span.start, format!("{key}: {problem}")))?)
+                let fault = |problem: String| Fault::new(Some(span.start), key.to_owned(), problem);
+                DeValue::String(self.faults.keep(expanded.map_err(fault))?)
             }
             other => other,
         };
-        Ok(Spanned::new(span, taken))
+        Some(Spanned::new(span, taken))
     }
-}
-
-/// Returns the path of the key whose value is at offset `at`, such as `timeouts.idle`.
-pub(super) fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
-    table.iter().find_map(|(key, value)| {
-        let name = key.get_ref();
-        let below = match value.get_ref() {
-            DeValue::Table(table) => key_at(table, at),
-            DeValue::Array(array) => array.iter().find_map(|value| match value.get_ref() {
-                DeValue::Table(table) => key_at(table, at),
-                _ => None,
-            }),
-            _ => None,
-        };
-        match below {
-            // The number of a service or a user would not help: the location has its line.
-            Some(below) if name == "service" || (name == "user" && value.get_ref().is_array()) => Some(below),
-            Some(below) => Some(format!("{name}.{below}")),
-            None => value.span().contains(&at).then(|| name.to_string()),
-        }
-    })
 }
 
 /// Replaces `${NAME}` by the value of the variable, and `$${` by `${`.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::builder::ValueParser;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error as _, SeqAccess, Unexpected, Visitor};
+use serde::de::{Error as _, Expected, SeqAccess, Unexpected, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Spanned;
@@ -186,6 +186,49 @@ impl<W: Word> fmt::Debug for List<W> {
     }
 }
 
+/// Parses one of the values of a flag that may be repeated.
+pub(super) fn one_of_several<W: Word>(text: &str) -> Result<Value<W>, String> {
+    text.parse::<Value<W>>()
+        .map_err(|why| match values_between_commas::<W>(text) {
+            Some(values) => format!(
+                "commas do not separate values: repeat the flag for each of {}",
+                values.join(" ")
+            ),
+            None => why,
+        })
+}
+
+/// Returns the values of a list that has commas between them, and cannot be one value.
+fn values_between_commas<W: Word>(text: &str) -> Option<Vec<&str>> {
+    let between = |letter: char| letter == ',' || letter.is_whitespace();
+    let values: Vec<_> = text.split(between).filter(|value| !value.is_empty()).collect();
+    // The message shows them.
+    let is_shown = |value: &&str| W::parse(value).is_ok_and(|parsed| W::variable(&parsed).is_none());
+    (text.contains(',') && values.len() > 1 && values.iter().all(is_shown)).then_some(values)
+}
+
+/// Returns what is wrong with the text of a list, which has spaces between the values.
+fn wrong_list<W: Word>(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace();
+    let wrong = words.find_map(|word| match W::parse(word) {
+        Err(why) => Some(why),
+        Ok(_) if word.ends_with(',') => Some("commas do not separate values: expected spaces, or an array".to_owned()),
+        Ok(_) => None,
+    })?;
+    let values = values_between_commas::<W>(text);
+    Some(values.map_or(wrong, |values| {
+        format!("commas do not separate values: expected {values:?}")
+    }))
+}
+
+/// Returns what a parser says about a value of another type, because it says more than the type.
+fn expected_text<W: Word, E: serde::de::Error>(text: &str, found: Unexpected<'_>, visitor: &dyn Expected) -> E {
+    match W::parse(text) {
+        Err(expected) => E::custom(expected),
+        Ok(_) => E::invalid_type(found, visitor),
+    }
+}
+
 impl<'de, W: Word> Deserialize<'de> for Value<W> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Scalar<W>>::deserialize(deserializer)?;
@@ -222,7 +265,10 @@ impl<W: Word> Visitor<'_> for ScalarVisitor<W> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        let parsed = W::parse(text).map_err(E::custom)?;
+        let parsed = W::parse(text).map_err(|why| match values_between_commas::<W>(text) {
+            Some(_) => E::custom("commas do not separate values: expected one value between the quotes"),
+            None => E::custom(why),
+        })?;
         Ok(Scalar {
             text: text.into(),
             parsed,
@@ -232,6 +278,7 @@ impl<W: Word> Visitor<'_> for ScalarVisitor<W> {
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
         match W::FORM {
             Form::Flag | Form::FlagOrText => self.visit_str(flag(value)),
+            Form::Text => Err(expected_text::<W, E>(flag(value), Unexpected::Bool(value), &self)),
             _ => Err(E::invalid_type(Unexpected::Bool(value), &self)),
         }
     }
@@ -241,11 +288,11 @@ impl<W: Word> Visitor<'_> for ScalarVisitor<W> {
             Form::Number => self.visit_str(&value.to_string()),
             // A time may be 0 without a unit.
             Form::Text if value == 0 && W::parse("0").is_ok() => self.visit_str("0"),
-            // The message of the parser says more than the type.
-            Form::Text => Err(match W::parse(&value.to_string()) {
-                Err(expected) => E::custom(expected),
-                Ok(_) => E::invalid_type(Unexpected::Signed(value), &self),
-            }),
+            Form::Text => Err(expected_text::<W, E>(
+                &value.to_string(),
+                Unexpected::Signed(value),
+                &self,
+            )),
             _ => Err(E::invalid_type(Unexpected::Signed(value), &self)),
         }
     }
@@ -297,15 +344,16 @@ impl<'de, W: Word> Visitor<'de> for OneOrManyVisitor<W> {
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
         // An error here has the location of the value, and not only the location of its key.
-        text.split_whitespace()
-            .try_for_each(|text| W::parse(text).map(drop))
-            .map_err(E::custom)?;
-        Ok(OneOrMany::One(text.into()))
+        match wrong_list::<W>(text) {
+            Some(wrong) => Err(E::custom(wrong)),
+            None => Ok(OneOrMany::One(text.into())),
+        }
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
         match W::FORM {
             Form::FlagOrText => self.visit_str(flag(value)),
+            Form::Text => Err(expected_text::<W, E>(flag(value), Unexpected::Bool(value), &self)),
             _ => Err(E::invalid_type(Unexpected::Bool(value), &self)),
         }
     }

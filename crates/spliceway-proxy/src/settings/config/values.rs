@@ -149,7 +149,10 @@ pub(super) fn user(text: &str) -> Result<Box<str>, &'static str> {
 
 /// Parses the name of a protocol, as ALPN has it.
 pub(super) fn protocol(typed: &str) -> Result<Box<str>, &'static str> {
+    // No protocol has a comma or a space in its name, but other programs have them in lists.
+    let is_list = typed.contains(|letter: char| letter == ',' || letter.is_whitespace());
     match typed.len() {
+        _ if is_list => Err("expected the name of one protocol, such as h2"),
         1..=255 => Ok(typed.into()),
         _ => Err("expected the name of a protocol, such as h2, of 1 to 255 bytes"),
     }
