@@ -204,7 +204,7 @@ fn settle_service(
     let kind = kind(&service, location)?;
     let has_fixed_targets = kind.has_fixed_targets();
     let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
-    let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
+    let listen = service.listen.as_ref();
     let listen = listen.ok_or_else(|| Fault::new(Some(location), "listen", missing))?;
     let is_forward = matches!(kind, Kind::Forward(_));
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
@@ -387,7 +387,7 @@ fn transport(service: &config::Service) -> Transport {
 
 /// Returns the routes of TLS clients, or `None` if there is no route.
 fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
-    let Some(listed) = service.route.as_ref().filter(|routes| !routes.is_empty()) else {
+    let Some(listed) = &service.route else {
         return Ok(None);
     };
     let routes = Routes::new(listed.parsed()).map_err(|index| {

@@ -59,8 +59,8 @@ impl<'i, 'a> Tree<'i, 'a> {
     /// Adds the table of a file that begins at offset `start`.
     ///
     /// # Errors
-    /// Returns an error for an unknown key, for a key that another file has, for a variable that is
-    /// not defined, and for variables that are too long.
+    /// Returns an error for an unknown key, for a key that another file has, for an empty list, for a
+    /// variable that is not defined, and for variables that are too long.
     pub(super) fn add(&mut self, table: DeTable<'i>, start: usize) -> Result<(), TreeFault> {
         let step = Step {
             environment: self.environment,
@@ -145,6 +145,10 @@ impl Step<'_> {
             }
             path.push(name);
             let value = self.value(value, path)?;
+            if is_empty(value.get_ref()) {
+                let checked = self.schema.check_empty(path);
+                checked.map_err(|problem| TreeFault::new(value.span().start, problem))?;
+            }
             path.pop();
             taken.insert(Spanned::new(span, key.into_inner()), value);
         }
@@ -180,6 +184,16 @@ impl Step<'_> {
             other => other,
         };
         Ok(Spanned::new(span, taken))
+    }
+}
+
+/// Returns whether a value is a list without a value, if it is a list. A text has values between
+/// spaces.
+fn is_empty(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::Array(array) => array.is_empty(),
+        DeValue::String(text) => text.trim().is_empty(),
+        _ => false,
     }
 }
 
