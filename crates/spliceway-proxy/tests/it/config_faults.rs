@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::harness::TextFile;
 
 const BROKEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/broken");
@@ -39,6 +41,87 @@ fn each_broken_file_has_its_message_with_the_place_and_the_remedy() {
     }
     assert!(wrong.is_empty(), "{wrong}");
     assert!(count >= 40, "{count} files");
+}
+
+fn is_list(schema: &Value) -> bool {
+    let options = schema["anyOf"].as_array();
+    options.is_some_and(|options| {
+        options
+            .iter()
+            .any(|option| option["type"] == "array" || is_list(option))
+    })
+}
+
+/// Returns the tables of a schema that have lists, with the keys of the lists.
+fn lists(schema: &Value, path: &str, found: &mut Vec<(String, String)>) {
+    let table = schema.get("items").unwrap_or(schema);
+    for (key, value) in table["properties"].as_object().unwrap() {
+        if is_list(value) {
+            found.push((path.to_owned(), key.clone()));
+        }
+        if value.get("items").unwrap_or(value).get("properties").is_some() {
+            let below = format!("{path}.{key}");
+            lists(value, below.trim_start_matches('.'), found);
+        }
+    }
+}
+
+#[test]
+fn only_an_empty_list_that_replaces_a_default_is_accepted() {
+    let spliceway = || Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let schema = spliceway().arg("schema").output().unwrap();
+    let mut found = Vec::new();
+    lists(&serde_json::from_slice(&schema.stdout).unwrap(), "", &mut found);
+    let mut accepted = Vec::new();
+    let file = TextFile::new("");
+    for (table, key) in &found {
+        let head = if ["service", "user"].contains(&&**table) {
+            format!("[[{table}]]")
+        } else {
+            format!("[{table}]")
+        };
+        for empty in ["[]", "\"\"", "\" \"", "\"${EMPTY}\""] {
+            file.write(&format!("{head}\n{key} = {empty}\n"));
+            let mut command = spliceway();
+            let output = command
+                .args(["check", "-c", file.path()])
+                .env("EMPTY", "")
+                .output()
+                .unwrap();
+            let message = String::from_utf8(output.stderr).unwrap();
+            let place = format!(
+                "{}:2:{}: {key}: the list is empty: expected ",
+                file.path(),
+                key.len() + 4
+            );
+            if !message.contains(&place) {
+                accepted.push((&**table, &**key));
+            }
+        }
+    }
+    accepted.dedup();
+    let expected = [
+        ("defaults.dial", "bind_source"),
+        ("defaults.dial", "to_deny"),
+        ("defaults.dial", "upstream_proxy"),
+        ("defaults.listen", "deny"),
+        ("service", "bind_source"),
+        ("service", "deny"),
+        ("service", "to_deny"),
+        ("service", "upstream_proxy"),
+        ("user", "to_deny"),
+    ];
+    accepted.sort_unstable();
+    assert_eq!(accepted, expected);
+    assert!(found.len() > 30, "{found:?}");
+    // Such a list opens what the defaults close.
+    file.write(
+        "[defaults.listen]\ndeny = \"0.0.0.0/0\"\n[defaults.dial]\nbind_source = \"192.0.2.1\"\n\
+         upstream_proxy = \"http://192.0.2.1:3128\"\nto_deny = \"*\"\n[[service]]\nkind = \"socks5\"\n\
+         listen = \"127.0.0.1:0\"\ndeny = []\nbind_source = []\nupstream_proxy = []\nto_deny = []\n",
+    );
+    let output = spliceway().args(["check", "-c", file.path()]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// A directory that is removed when the value is dropped.

@@ -98,6 +98,31 @@ impl Schema {
         })
     }
 
+    /// Checks that the key at the end of `path` may have an empty value, if it is a list. An empty
+    /// list would be the same as none, which is not what somebody means who writes it.
+    ///
+    /// # Errors
+    /// Returns a message that says what to write.
+    pub(super) fn check_empty(&self, path: &[String]) -> Result<(), String> {
+        let found = path
+            .iter()
+            .try_fold(&self.0, |table, name| properties(table)?.get(name));
+        let (Some(key), true) = (path.last(), found.is_some_and(is_list)) else {
+            return Ok(());
+        };
+        let expected = match &**key {
+            // The defaults may have a value, which such a list replaces.
+            "deny" | "to_deny" | "upstream_proxy" | "bind_source" => return Ok(()),
+            "allow" => "a network, or [\"0.0.0.0/0\", \"::/0\"] for everybody",
+            "to_allow" => "a target, or \"*\" for every host",
+            "allow_private" => "a network, true or false",
+            "quota" => "a quota, or \"none\"",
+            "listen" | "to" | "route" => "a value",
+            _ => "a value, or no such key",
+        };
+        Err(format!("the list is empty: expected {expected}"))
+    }
+
     /// Returns the key in any table that is named like this key, or whose flag is.
     fn elsewhere(&self, key: &str) -> Option<(String, String)> {
         let flag = key.replace('_', "-");
@@ -134,6 +159,16 @@ fn without_null(schema: &mut Json) {
         Json::Array(array) => array.iter_mut().for_each(without_null),
         _ => {}
     }
+}
+
+/// Returns whether the value of a key may be an array of texts.
+fn is_list(key: &Json) -> bool {
+    let options = key.get("anyOf").and_then(Json::as_array);
+    options.is_some_and(|options| {
+        options
+            .iter()
+            .any(|option| option["type"] == "array" || is_list(option))
+    })
 }
 
 /// Returns the keys of a table, or of the tables in an array.

@@ -39,7 +39,8 @@ impl<'i, 'a> Tree<'i, 'a> {
     }
 
     /// Adds the table of a file that begins at offset `start`, without what is wrong: unknown keys,
-    /// keys that another file has, and texts with variables that are not defined or too long.
+    /// keys that another file has, empty lists, and texts with variables that are not defined or
+    /// too long.
     pub(super) fn add(&mut self, table: DeTable<'i>, start: usize) {
         let mut step = Step {
             environment: self.environment,
@@ -277,7 +278,21 @@ impl Step<'_> {
             let value = self.several(&name, value, &span, path);
             path.push(name.to_string());
             match self.value(value, path) {
-                Some(value) => insert(&mut taken, Spanned::new(span, name), value),
+                Some(value) => {
+                    let at = value.span().start;
+                    let checked = if is_empty(value.get_ref()) {
+                        self.schema.check_empty(path)
+                    } else {
+                        Ok(())
+                    };
+                    match checked {
+                        Ok(()) => insert(&mut taken, Spanned::new(span, name), value),
+                        Err(problem) => {
+                            self.faults.add(Fault::new(Some(at), name.to_string(), problem));
+                            self.faults.spoil(&name, true);
+                        }
+                    }
+                }
                 None => self.faults.spoil(&name, true),
             }
             path.pop();
@@ -346,6 +361,16 @@ impl Step<'_> {
             other => other,
         };
         Some(Spanned::new(span, taken))
+    }
+}
+
+/// Returns whether a value is a list without a value, if it is a list. A text has values between
+/// spaces.
+fn is_empty(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::Array(array) => array.is_empty(),
+        DeValue::String(text) => text.trim().is_empty(),
+        _ => false,
     }
 }
 

@@ -18,8 +18,6 @@ pub(crate) trait Word: Sized + 'static {
     type Parsed: Clone + Send + Sync + 'static;
     /// How a file writes the value.
     const FORM: Form;
-    /// Whether a list must have a value. An empty one would turn a protection off.
-    const NEEDS_ONE: bool = false;
 
     /// # Errors
     /// Returns a message that describes the expected form.
@@ -310,10 +308,6 @@ impl<'de, W: Word> Deserialize<'de> for List<W> {
                 .collect::<Result<_, _>>()
                 .map_err(D::Error::custom)?,
         };
-        if values.is_empty() && W::NEEDS_ONE {
-            let why = "the list is empty: expected a value, or no such key";
-            return Err(D::Error::custom(why));
-        }
         Ok(Self(values))
     }
 }

@@ -29,14 +29,13 @@ pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
 pub(crate) const UPSTREAM_VARIABLE: &str = "SPLICEWAY_UPSTREAM_PROXY";
 
 macro_rules! words {
-    ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr $(, $needs_one:ident)?;)+) => {$(
+    ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr;)+) => {$(
         $(#[$doc])*
         pub(crate) enum $word {}
 
         impl Word for $word {
             type Parsed = $parsed;
             const FORM: Form = Form::$form;
-            $(const $needs_one: bool = true;)?
 
             fn parse(text: &str) -> Result<Self::Parsed, String> {
                 $parse(text).map_err(Into::into)
@@ -95,18 +94,18 @@ words! {
     Ip: IpAddr = Text, values::ip;
     /// The name of a network interface.
     Interface: Box<str> = Text, values::text;
-    File: PathBuf = Text, values::path, NEEDS_ONE;
+    File: PathBuf = Text, values::path;
     /// The name in a certificate.
     CertificateName: PeerName = Text, str::parse;
     /// A name for which ACME issues a certificate.
-    AcmeName: Box<str> = Text, values::acme_name, NEEDS_ONE;
+    AcmeName: Box<str> = Text, values::acme_name;
     /// The URL of an ACME server.
     Directory: Box<str> = Text, values::directory;
     Email: Box<str> = Text, values::email;
     /// The name of a protocol for ALPN.
     Protocol: Box<str> = Text, values::protocol;
     /// A rule for the certificates of clients.
-    ClientCertRule: ClientRule = Text, str::parse, NEEDS_ONE;
+    ClientCertRule: ClientRule = Text, str::parse;
     /// Where the records of sessions go.
     Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;
