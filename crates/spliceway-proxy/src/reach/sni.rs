@@ -41,6 +41,8 @@ pub(crate) struct Chosen<'a> {
     pub(crate) target: &'a Destination,
     /// Whether the program ends the client's TLS. Otherwise, the target does.
     pub(crate) ends_tls: bool,
+    /// The protocol of the route. A program that ends TLS agrees on it.
+    pub(crate) protocol: Option<&'a [u8]>,
 }
 
 /// The routes of a service.
@@ -108,6 +110,7 @@ impl Routes {
                 return Ok(Chosen {
                     target: &choice.target,
                     ends_tls: choice.ends_tls,
+                    protocol: choice.protocol.as_deref(),
                 });
             }
             refusal = Refusal::UnknownProtocol;
@@ -154,6 +157,7 @@ impl<'a> Chosen<'a> {
         Self {
             target,
             ends_tls: false,
+            protocol: None,
         }
     }
 }

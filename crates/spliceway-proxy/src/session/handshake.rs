@@ -45,9 +45,29 @@ pub(super) struct ClientRequest {
     /// The name that the certificate of the target must have. `None` means that it does not speak
     /// TLS.
     pub(super) tls: Option<PeerName>,
-    /// When the client has begun its handshake of TLS, which the program ends and which begins with
-    /// `head`. `None` means that there is nothing to end.
-    pub(super) tls_began: Option<Instant>,
+    /// The start of TLS that the program ends. `None` means that there is nothing to end.
+    pub(super) tls_start: Option<TlsStart>,
+}
+
+/// What is known of a client's handshake of TLS before the program takes part in it.
+pub(super) struct TlsStart {
+    /// When the client has begun.
+    pub(super) began: Instant,
+    /// What the client has sent.
+    pub(super) head: Vec<u8>,
+    /// The protocol to agree on (ALPN), instead of those of the service.
+    pub(super) protocol: Option<Box<[u8]>>,
+}
+
+impl TlsStart {
+    /// Returns the start of a client that has sent nothing.
+    pub(super) fn now() -> Self {
+        Self {
+            began: Instant::now(),
+            head: Vec::new(),
+            protocol: None,
+        }
+    }
 }
 
 /// The facts that a client has stated about itself so far. The record includes them even if the
@@ -155,7 +175,7 @@ async fn receive_socks5(
         body: None,
         via: http::first_via(),
         tls: None,
-        tls_began: None,
+        tls_start: None,
     })
 }
 
@@ -171,7 +191,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         body: None,
         via: http::first_via(),
         tls: None,
-        tls_began: None,
+        tls_start: None,
     })
 }
 
@@ -211,7 +231,7 @@ async fn receive_http(
         body,
         via: parser.into_via(),
         tls: None,
-        tls_began: None,
+        tls_start: None,
     })
 }
 
@@ -238,11 +258,16 @@ async fn receive_hello(
         }
     };
     let chosen = chosen.map_err(NoRequest::by_parser)?;
-    Ok(ClientRequest {
+    let request = ClientRequest::to_fixed_target(chosen.target.clone());
+    if !chosen.ends_tls {
+        return Ok(ClientRequest { head, ..request });
+    }
+    let tls_start = Some(TlsStart {
+        began,
         head,
-        tls_began: chosen.ends_tls.then_some(began),
-        ..ClientRequest::to_fixed_target(chosen.target.clone())
-    })
+        protocol: chosen.protocol.map(Into::into),
+    });
+    Ok(ClientRequest { tls_start, ..request })
 }
 
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
@@ -347,7 +372,7 @@ impl ClientRequest {
         let Destination { target, tls } = to.into();
         Self {
             tls,
-            tls_began: None,
+            tls_start: None,
             request: Request {
                 command: Command::Connect,
                 target,

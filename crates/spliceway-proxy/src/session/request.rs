@@ -34,10 +34,9 @@ impl Admitted {
             },
             kind => receive(&mut self.client, kind, &self.addresses, guard).await?,
         };
-        if let Some((began, terminator)) = request.tls_began.zip(service.tls.as_ref()) {
-            let head = std::mem::take(&mut request.head);
+        if let Some((start, terminator)) = request.tls_start.take().zip(service.tls.as_ref()) {
             // Boxed, so that other sessions do not hold the memory of this handshake.
-            self = Box::pin(self.end_tls(terminator, began, head, guard)).await?;
+            self = Box::pin(self.end_tls(terminator, start, guard)).await?;
         }
         if service.has_users_by_certificate() {
             let facts = guard.session().facts();

@@ -15,7 +15,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use super::admit::Admitted;
 use super::connect::Connecting;
@@ -23,6 +22,7 @@ use super::facts::Session;
 use super::first_poll::poll_first;
 use super::guard::Guard;
 use super::handover::{Offer, Suspended};
+use super::handshake::TlsStart;
 use super::record::Record;
 use super::relay::{Ends, Relayed, relay};
 use super::service::Service;
@@ -108,7 +108,7 @@ async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Resul
     let is_router = matches!(guard.service().kind, Kind::Sni(_));
     if let Some(terminator) = guard.service().tls.clone().filter(|_| !is_router) {
         // Boxed, so that other sessions do not hold the memory of this handshake.
-        admitted = Box::pin(admitted.end_tls(&terminator, Instant::now(), Vec::new(), guard)).await?;
+        admitted = Box::pin(admitted.end_tls(&terminator, TlsStart::now(), guard)).await?;
     }
     let connecting = admitted.receive_request(port_index, guard).await?;
     // Boxed, so that a handshake does not hold the memory of a dial.

@@ -1,11 +1,11 @@
 //! Ends the TLS of an admitted client.
 
 use rustls::Error;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
 use super::guard::Guard;
-use super::handshake::Client;
+use super::handshake::{Client, TlsStart};
 use super::linger::lingering_close;
 use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -21,17 +21,19 @@ use spliceway_protocol::proxy;
 
 impl Admitted {
     /// Shakes hands with the client, within the handshake timeout. What the client sends from then
-    /// on is read in clear text. `head` is what it has sent since `began`.
+    /// on is read in clear text.
     pub(super) async fn end_tls(
         self,
         terminator: &Terminator,
-        began: Instant,
-        head: Vec<u8>,
+        TlsStart { began, head, protocol }: TlsStart,
         guard: &Guard,
     ) -> Result<Self, Outcome> {
         let deadline = began + guard.service().settings.timeouts.handshake;
         let counts = terminator.counts();
-        let (stream, agreed) = match timeout_at(deadline, terminator.accept(head, self.client)).await {
+        // The record has the name, also if the handshake fails.
+        let stated = |name: &str| guard.session().facts().server_name = Some(name.into());
+        let accept = terminator.accept(head, self.client, protocol.as_deref(), stated);
+        let (stream, agreed) = match timeout_at(deadline, accept).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(Refused { error, stream })) => {
                 if let Some(failure) = Failure::of(&error) {
@@ -77,13 +79,11 @@ impl Admitted {
 
 /// Records what a client has shown whose handshake failed.
 fn record(error: HandshakeError, guard: &Guard) {
-    match error {
-        HandshakeError::UnknownName(name) => guard.session().facts().server_name = Some(name),
-        HandshakeError::ClientCert(BadClientCert { shown, .. }) => guard.set_tls(TlsFacts {
+    if let HandshakeError::ClientCert(BadClientCert { shown, .. }) = error {
+        guard.set_tls(TlsFacts {
             shown,
             ..TlsFacts::default()
-        }),
-        _ => {}
+        });
     }
 }
 

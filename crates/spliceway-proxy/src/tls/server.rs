@@ -267,16 +267,29 @@ impl Terminator {
         first.map(|(file, valid)| (file.display().to_string(), valid)).collect()
     }
 
-    /// Shakes hands with a client, which has already sent `head`. A client whose handshake fails
-    /// has its alert afterwards.
-    pub(crate) async fn accept<S>(&self, head: Vec<u8>, stream: S) -> Result<(TlsStream<S>, Agreed), Refused<S>>
+    /// Shakes hands with a client, which has already sent `head`. `protocol` is the only one to
+    /// agree on (ALPN), if there is one. `stated` gets the name that the client states. A client
+    /// whose handshake fails has its alert afterwards.
+    pub(crate) async fn accept<S>(
+        &self,
+        head: Vec<u8>,
+        stream: S,
+        protocol: Option<&[u8]>,
+        stated: impl FnOnce(&str),
+    ) -> Result<(TlsStream<S>, Agreed), Refused<S>>
     where
         S: AsyncBufRead + AsyncWrite + Unpin,
     {
-        let InForce { config, pairs, .. } = self.in_force.read().clone();
+        let InForce { mut config, pairs, .. } = self.in_force.read().clone();
+        if let Some(protocol) = protocol {
+            Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
+        }
         let start = hello(&head, stream).await?;
         drop(head);
         let name = start.client_hello().server_name().map(Box::<str>::from);
+        if let Some(name) = &name {
+            stated(name);
+        }
         if let Some(acme) = &self.settings.acme {
             if is_validation(&start.client_hello()) {
                 return Err(self.validate(start, acme, name).await.into());

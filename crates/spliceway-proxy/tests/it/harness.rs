@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
-/// A time longer than any step of a test. A test that waits for an event that never happens fails
-/// after this time.
+/// The time after which a test that waits for an event fails. No step takes that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running `spliceway`, which is killed when this value is dropped.
@@ -149,8 +149,7 @@ impl Program {
         Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
     }
 
-    /// Starts the program with a metrics listener, and waits until the program listens. Only the
-    /// caller reads the rest of the log.
+    /// Starts the program with metrics, and waits until it listens. Only the caller reads its log.
     pub(crate) fn start_unread(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(arguments).args(["--metrics", "127.0.0.1:0"]);
@@ -408,16 +407,21 @@ pub(crate) fn address_in(line: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
 }
 
+/// Returns a path that nothing has.
+fn temporary(name: &str) -> std::path::PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("spliceway-test-{}-{number}-{name}", std::process::id()))
+}
+
 /// A file with these lines. The file is removed when the value is dropped.
 pub(crate) struct TextFile(pub(crate) std::path::PathBuf);
 
 impl TextFile {
     pub(crate) fn new(lines: &str) -> Self {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("spliceway-test-{}-{number}", std::process::id()));
-        std::fs::write(&path, lines).unwrap();
-        Self(path)
+        let file = Self(temporary("file"));
+        file.write(lines);
+        file
     }
 
     /// Replaces the lines.
@@ -441,9 +445,9 @@ pub(crate) struct Folder(pub(crate) std::path::PathBuf);
 
 impl Folder {
     pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("spliceway-test-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        let folder = Self(temporary(name));
+        std::fs::create_dir(&folder.0).unwrap();
+        folder
     }
 
     pub(crate) fn file(&self, name: &str, text: &str) {
@@ -459,9 +463,7 @@ impl Drop for Folder {
 
 /// Returns the path of a file in `contrib`.
 pub(crate) fn contrib(path: &str) -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../contrib")
-        .join(path)
+    std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib")).join(path)
 }
 
 /// Returns the program's stderr. The program must refuse to start with these arguments.

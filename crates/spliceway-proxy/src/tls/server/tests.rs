@@ -74,7 +74,7 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let accepted = terminator.accept(Vec::new(), BufReader::new(far)).await;
+        let accepted = terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}).await;
         let (mut stream, agreed) = accepted.map_err(|refused| refused.error)?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
@@ -176,7 +176,10 @@ async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
     .concat();
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&hello).await.unwrap();
-    let refused = terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err();
+    let refused = terminator
+        .accept(Vec::new(), BufReader::new(far), None, |_| {})
+        .await
+        .unwrap_err();
     let cause = refused.error.to_string();
     assert!(
         cause.starts_with("the client speaks no version of TLS that is allowed: "),
@@ -206,7 +209,10 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     ] {
         let (mut near, far) = duplex(1 << 10);
         near.write_all(first).await.unwrap();
-        let refused = terminator.accept(Vec::new(), BufReader::new(far)).await.unwrap_err();
+        let refused = terminator
+            .accept(Vec::new(), BufReader::new(far), None, |_| {})
+            .await
+            .unwrap_err();
         assert_eq!(
             refused.error.to_string(),
             format!("the client does not speak TLS{expected}")
@@ -221,7 +227,7 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     drop(near);
     assert!(matches!(
         terminator
-            .accept(Vec::new(), BufReader::new(far))
+            .accept(Vec::new(), BufReader::new(far), None, |_| {})
             .await
             .unwrap_err()
             .error,
@@ -435,7 +441,7 @@ async fn a_write_after_the_alert_of_a_refusal_says_why() {
     let connector = TlsConnector::from(Arc::new(example.client));
     let name = ServerName::try_from("a.test").unwrap();
     let (refused, connected) = tokio::join!(
-        example.terminator.accept(Vec::new(), BufReader::new(far)),
+        example.terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}),
         connector.connect(name, BufReader::new(near))
     );
     // The server closes its connection.

@@ -278,6 +278,20 @@ fn a_client_resumes_its_session_and_agrees_on_a_protocol() {
 }
 
 #[test]
+fn a_route_for_a_protocol_agrees_on_it_whatever_the_service_prefers() {
+    let pair = Pair::new(&[ENDED]);
+    let ((_other, other), (listener, target)) = (listen(), listen());
+    let route = format!("--route={ENDED}/h2={target},tls=terminate");
+    for options in [&[&*route][..], &[&route, "--tls-alpn=http/1.1", "--tls-alpn=h2"]] {
+        let program = ending(other, &pair, options);
+        let config = Config::new(&pair).alpn(&["http/1.1", "h2"]);
+        let client = Client::connect(&program, &config).unwrap();
+        assert_eq!(client.protocol().as_deref(), Some("h2"));
+        drop(accept(&listener));
+    }
+}
+
+#[test]
 fn headers_precede_tls_from_clients_and_clear_text_to_targets() {
     const LINE: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n";
     let pair = Pair::new(&[ENDED]);

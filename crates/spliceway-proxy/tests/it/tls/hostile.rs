@@ -111,6 +111,7 @@ fn a_client_that_refuses_the_certificate_is_recorded() {
         line.contains("denied:tls_alert") && line.contains("the client refuses"),
         "{line}"
     );
+    assert!(line.contains(" sni=\"a.test\" "), "{line}");
 }
 
 #[test]

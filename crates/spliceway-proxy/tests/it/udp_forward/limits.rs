@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{alone, assert_answered, client, client_at, forward, free, marking, received, received_from, socket};
 use crate::balance::names::dns;
-use crate::harness::{Program, TextFile, address_in, connect, echo, read_exactly};
+use crate::harness::{Program, TextFile, address_in, connect, echo, read_exactly, refused_to_start};
 
 const DROPPED: &str = "spliceway_datagrams_dropped_total";
 
@@ -152,8 +152,14 @@ fn a_backend_is_a_client_of_the_others_and_a_name_of_none() {
 #[test]
 fn the_own_listeners_are_no_targets() {
     alone(|| {
-        let own = free().to_string();
-        let mut program = Program::start(&["forward", "--udp", "-l", &own, "-r", &own]);
+        let own = free();
+        let own_text = own.to_string();
+        let refused = refused_to_start(&["forward", "--udp", "-l", &own_text, "-r", &own_text]);
+        assert!(refused.contains("leads back to the same service"), "{refused}");
+        // The start does not look up names.
+        let server = dns(&Arc::new(Mutex::new(vec![Ipv4Addr::LOCALHOST]))).to_string();
+        let name = format!("own.test:{}", own.port());
+        let mut program = Program::start(&["forward", "--udp", "-l", &own_text, "-r", &name, "--dns", &server]);
         client(&program).send(b"a").unwrap();
         program.line("end=denied:loop");
     });
