@@ -96,9 +96,9 @@ fn certificates(count: u64, first: &TlsStatus) -> String {
     };
     let seconds = first.expires_in_seconds;
     let when = if seconds > 0 {
-        format!("ends in {} ({date})", days(seconds))
+        format!("expires in {} ({date})", days(seconds))
     } else {
-        format!("has ended {} ago ({date})", days(seconds.saturating_neg()))
+        format!("has expired {} ago ({date})", days(seconds.saturating_neg()))
     };
     format!("{count} {what}, {which} {when}")
 }
@@ -130,11 +130,11 @@ mod tests {
 
     #[test]
     fn a_service_says_when_its_first_certificate_ends() {
-        let line = "  TLS: 1 certificate, it ends in 47 days (2027-01-12)\n";
+        let line = "  TLS: 1 certificate, it expires in 47 days (2027-01-12)\n";
         assert_eq!(shown(&service("web", 1, 47)), line);
-        let line = "  TLS: 1000 certificates, the first ends in 1 day (2027-01-12)\n  TLS: renew /etc/web.pem\n";
+        let line = "  TLS: 1000 certificates, the first expires in 1 day (2027-01-12)\n  TLS: renew /etc/web.pem\n";
         assert_eq!(shown(&service("web", 1000, 1)), line);
-        assert!(shown(&service("web", 1, -3)).contains("it has ended 3 days ago (2027-01-12)"));
+        assert!(shown(&service("web", 1, -3)).contains("it has expired 3 days ago (2027-01-12)"));
         let mut service = service("web", 1, 47);
         service.tls.as_mut().unwrap().stale = Some(StaleStatus {
             since: "2026-11-26T13:00:00Z".to_owned(),
@@ -158,7 +158,7 @@ mod tests {
             name("a.test", Some("2027-01-12T00:00:00Z"), None),
         ];
         service.tls.as_mut().unwrap().acme = names.to_vec();
-        let lines = "  TLS: 1 certificate, it ends in 3 days (2027-01-12)\n  \
+        let lines = "  TLS: 1 certificate, it expires in 3 days (2027-01-12)\n  \
              ACME: b.test has no certificate yet, the next try is at 2027-01-01T00:00:00Z, \
              the last one failed: no answer\n  \
              ACME: a.test has a certificate until 2027-01-12T00:00:00Z, the next try is at 2027-01-01T00:00:00Z\n";
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(summary(&[ServiceStatus::default()]), None);
         let mut services = vec![service("a", 1, 47), service("b", 2, 20)];
         let (text, urgency) = summary(&services).unwrap();
-        assert_eq!(text, "tls 3 certificates, the first ends in 20 days (2027-01-12)");
+        assert_eq!(text, "tls 3 certificates, the first expires in 20 days (2027-01-12)");
         assert_eq!(urgency, Urgency::None);
         services.push(service("c", 1, 13));
         assert_eq!(summary(&services).unwrap().1, Urgency::Soon);

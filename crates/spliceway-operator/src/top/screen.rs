@@ -399,7 +399,7 @@ mod tests {
         let line = |start: &str| screen.lines().find(|line| line.starts_with(start)).unwrap();
         assert_eq!(
             line("tls "),
-            "tls 2 certificates, the first ends in 47 days (2027-01-12)"
+            "tls 2 certificates, the first expires in 47 days (2027-01-12)"
         );
         assert!(line("ID ").ends_with("   AGE TLS"), "{screen}");
         assert!(

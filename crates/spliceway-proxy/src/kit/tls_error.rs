@@ -258,9 +258,7 @@ impl Display for BadCertificate<'_> {
             C::UnhandledCriticalExtension => "it has a critical extension that this program does not know",
             C::UnknownIssuer => match self.1 {
                 Peer::Client => "no CA in tls_client_ca has issued it",
-                Peer::Target | Peer::Proxy => {
-                    "no trusted authority has issued it: give that of the server as target_tls_ca"
-                }
+                Peer::Target | Peer::Proxy => "no trusted CA has issued it: give that of the server as target_tls_ca",
             },
             C::UnknownRevocationStatus => "it is unknown whether it is revoked",
             C::ExpiredRevocationList | C::ExpiredRevocationListContext { .. } => "the CRL of its CA has expired",

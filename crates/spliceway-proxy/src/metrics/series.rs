@@ -76,11 +76,11 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
     ),
     (
         "tls_certificate_expires_seconds",
-        "Time at which a certificate ends, in seconds since 1970; of the certificates that end first",
+        "Time at which a certificate expires, in seconds since 1970; of the certificates that expire first",
     ),
     (
         "tls_certificate_lifetime_seconds",
-        "Time for which a certificate is valid in all; of the certificates that end first",
+        "Time for which a certificate is valid in all; of the certificates that expire first",
     ),
     ("tls_certificates", "Certificates that a service has for its clients"),
     (

@@ -228,7 +228,7 @@ pub(super) fn doubt_about_answer(file: &Path, about: Option<ocsp::Statement>, no
 /// Says when a certificate ends, if it has ended or does so soon.
 pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
     let to = link.valid.to;
-    let verb = if to <= now { "has ended" } else { "ends" };
+    let verb = if to <= now { "has expired" } else { "expires" };
     (to <= now + link.valid.last_part()).then(|| format!("{verb} at {}", clock::rfc3339_seconds(to)))
 }
 
@@ -264,12 +264,12 @@ impl Display for Doubt {
         match &self.what {
             What::Ended(time) => write!(
                 f,
-                "the certificate has ended at {}, and peers refuse it: renew it",
+                "the certificate has expired at {}, and peers refuse it: renew it",
                 date(time)
             ),
             What::CaEnded(time) => write!(
                 f,
-                "the certificate of the CA has ended at {}, and what it has issued is accepted: renew or remove it",
+                "the certificate of the CA has expired at {}, and what it has issued is accepted: renew or remove it",
                 date(time)
             ),
             What::NotYet(time) => write!(
@@ -277,7 +277,7 @@ impl Display for Doubt {
                 "the certificate is valid from {} on, and peers refuse it until then: is the clock of this machine right?",
                 date(time)
             ),
-            What::EndsSoon(time) => write!(f, "the certificate ends at {}: renew it", date(time)),
+            What::EndsSoon(time) => write!(f, "the certificate expires at {}: renew it", date(time)),
             // Names in certificates may have any character, which the quotes escape.
             What::NotIssuer { subject, expected } => write!(
                 f,
@@ -396,7 +396,7 @@ mod tests {
             (
                 2000,
                 2001,
-                Some("certificate.pem:1: the certificate has ended at 2001-01-01T00:00:00Z"),
+                Some("certificate.pem:1: the certificate has expired at 2001-01-01T00:00:00Z"),
             ),
             (
                 3000,
@@ -415,7 +415,7 @@ mod tests {
             );
         }
         let second = doubts(&[&of(2000, 4000), &of(2000, 2001)], &key);
-        assert!(second.len() == 1 && second[0].contains("has ended"), "{second:?}");
+        assert!(second.len() == 1 && second[0].contains("has expired"), "{second:?}");
     }
 
     #[test]

@@ -207,6 +207,14 @@ impl Originator {
         let in_force = self.in_force.read().clone();
         let config = if is_check { in_force.checks } else { in_force.config };
         let (stream, mut agreed) = self.connect(stream, config, name, &protocols).await?;
+        if self.settings.alpn == OfferedProtocols::OfClient
+            && let Some(protocol) = protocol
+            && agreed.alpn.as_deref() != Some(protocol)
+            // Servers speak it without ALPN, too.
+            && protocol != "http/1.1"
+        {
+            return Err(ConnectError::OtherProtocol(protocol.into()));
+        }
         if is_check {
             let chain = stream.get_ref().1.peer_certificates();
             agreed.expires = chain.and_then(|chain| expiry(chain.first()?));
@@ -357,7 +365,7 @@ impl Display for Unusable {
         match self {
             Self::File(bad) => bad.fmt(f),
             Self::NoAuthorities(errors) => {
-                f.write_str("the system has no certificates of authorities")?;
+                f.write_str("the system has no certificates of CAs")?;
                 if !errors.is_empty() {
                     write!(f, " ({errors})")?;
                 }
@@ -365,7 +373,7 @@ impl Display for Unusable {
             }
             Self::Authority(file, line, why) => write!(
                 f,
-                "{}:{line}: the certificate cannot be an authority ({why}): copy the file again",
+                "{}:{line}: the certificate cannot be that of a CA ({why}): copy the file again",
                 file.display()
             ),
         }

@@ -27,6 +27,8 @@ pub(crate) enum ConnectError {
     /// The settings of the client do not say how to speak TLS to this server. Those after a reload
     /// do.
     OlderSettings,
+    /// The server does not agree on the protocol on which the client has agreed.
+    OtherProtocol(Box<str>),
     /// The server's messages do not fit the settings, or it refuses and says why.
     Tls(TlsError),
     Io(io::Error),
@@ -55,7 +57,7 @@ impl ConnectError {
             Self::TimedOut => TlsFailure::Timeout,
             Self::OlderSettings => TlsFailure::Settings,
             Self::Tls(tls) if matches!(tls.error, Error::AlertReceived(_)) => TlsFailure::Alert,
-            Self::Tls(_) => TlsFailure::Handshake,
+            Self::OtherProtocol(_) | Self::Tls(_) => TlsFailure::Handshake,
             Self::Io(_) => TlsFailure::Io,
         }
     }
@@ -158,6 +160,10 @@ impl Display for ConnectError {
             ),
             Self::TimedOut => f.write_str("the TLS handshake has not ended within the connect timeout"),
             Self::OlderSettings => f.write_str("the session began before a reload that has given the server TLS"),
+            Self::OtherProtocol(protocol) => write!(
+                f,
+                "the server does not speak {protocol:?} (ALPN), on which the client has agreed: remove it from tls_alpn"
+            ),
             Self::Tls(error) => error.fmt(f),
             Self::Io(error) => write!(f, "TLS handshake: {error}"),
         }
@@ -188,7 +194,7 @@ impl Display for BadCertificate {
             }
             Self::Untrusted(why) => why.fmt(f),
             Self::Other(CertificateError::Other(error)) if is_too_long(error) => {
-                f.write_str("an authority of the chain allows fewer certificates of authorities below it (pathlen)")
+                f.write_str("a CA of the chain allows fewer certificates of CAs below it (pathlen)")
             }
             Self::Other(error) => {
                 let why = tls_error::BadCertificate(error, Peer::Target);

@@ -103,7 +103,7 @@ impl Display for HandshakeError {
             Self::NotTls(NotTls(None)) => f.write_str("the client does not speak TLS"),
             Self::NotTls(NotTls(Some(other))) => write!(f, "the client does not speak TLS: it sends {other}"),
             Self::LongHello(max) => write!(f, "the client's hello is longer than {} KiB", max >> 10),
-            Self::Validated(name) => write!(f, "the ACME server has validated {name}"),
+            Self::Validated(name) => write!(f, "the client has validated {name} for ACME"),
             Self::NoCertificate => f.write_str("ACME has issued no certificate yet: the log says why"),
             Self::UnknownName(name) => write!(f, "no certificate has the name {name:?}"),
             Self::Tls(error) => error.fmt(f),

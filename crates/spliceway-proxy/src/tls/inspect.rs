@@ -129,7 +129,7 @@ impl Inspector {
             "replace the certificate",
         ));
         if findings.is_empty() {
-            let text = format!("for targets; it ends at {}", clock::rfc3339_seconds(pair.valid.to));
+            let text = format!("for targets; it expires at {}", clock::rfc3339_seconds(pair.valid.to));
             findings.push(Finding::new(Verdict::Fine, Subject::Pair, text));
         }
         findings
@@ -154,7 +154,7 @@ impl Inspector {
         }
         if findings.iter().all(|finding| finding.subject == Subject::Roots) {
             let mut text = format!(
-                "{}; it ends at {}",
+                "{}; it expires at {}",
                 named(&pair.names),
                 clock::rfc3339_seconds(pair.valid.to)
             );
@@ -219,10 +219,10 @@ fn trusted(file: Option<&Path>) -> Vec<Finding> {
         let (file, line, subject) = (file.display(), link.line, link.subject.to_string());
         // Quotes escape what a terminal would obey.
         Some(format!(
-            "{file}:{line}: the certificate of {subject:?} {when}: add the new one of this authority"
+            "{file}:{line}: the certificate of {subject:?} {when}: add the new one of this CA"
         ))
     });
-    let noun = if count == 1 { "authority" } else { "authorities" };
+    let noun = if count == 1 { "CA" } else { "CAs" };
     // The others are the certificates of servers themselves.
     let of_servers = match found.len().saturating_sub(count) {
         0 => String::new(),
@@ -258,7 +258,7 @@ fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
     // Quotes escape what a terminal would obey.
     let issuer = last.issuer().to_string();
     if last.issuer() == last.subject() {
-        return format!("{REFUSED}: {issuer:?} is no public authority. Clients need this certificate as a root");
+        return format!("{REFUSED}: {issuer:?} is no public CA. Clients need this certificate as a root");
     }
     let places = last.get_extension::<AuthorityInfoAccessSyntax>().ok().flatten();
     let places = places.into_iter().flat_map(|(_, places)| places.0);
@@ -340,7 +340,7 @@ mod tests {
         let other = Inspector::with_roots(vec![own.clone()], "");
         let private = other.accepted(&[own.clone(), root.der().clone(), middle]);
         let private = private.unwrap_err().unwrap();
-        assert!(private.contains("\"CN=root\" is no public authority"), "{private}");
+        assert!(private.contains("\"CN=root\" is no public CA"), "{private}");
         let missing = accepted(&[own]).unwrap_err().unwrap();
         assert!(
             missing.contains("the certificate of \"CN=middle\" is missing. Add it at"),
@@ -348,7 +348,7 @@ mod tests {
         );
         let alone = params("alone", &["a.test"]).self_signed(&key).unwrap();
         let alone = accepted(&[alone.der().clone()]).unwrap_err().unwrap();
-        assert!(alone.contains("\"CN=alone\" is no public authority"), "{alone}");
+        assert!(alone.contains("\"CN=alone\" is no public CA"), "{alone}");
         let none = Inspector::with_roots(Vec::new(), "x").accepted(&[root.der().clone()]);
         assert!(none.unwrap_err().unwrap().contains("this system has no roots (x)"));
     }
@@ -366,7 +366,7 @@ mod tests {
         let [one] = &fine[..] else { panic!("{fine:?}") };
         assert_eq!((one.verdict, one.subject), (Verdict::Fine, Subject::Pair));
         assert!(
-            one.text.starts_with("a.test; it ends at ") && one.text.ends_with("of this system accept it"),
+            one.text.starts_with("a.test; it expires at ") && one.text.ends_with("of this system accept it"),
             "{one:?}"
         );
         std::fs::set_permissions(&files.key, PermissionsExt::from_mode(0o620)).unwrap();
@@ -415,7 +415,7 @@ mod tests {
         };
         assert!(
             old.contains(&format!(
-                "ca.pem:{line}: the certificate of \"CN=old\" has ended at 2001-01-01"
+                "ca.pem:{line}: the certificate of \"CN=old\" has expired at 2001-01-01"
             )),
             "{old}"
         );
@@ -427,7 +427,7 @@ mod tests {
             panic!("{all:?}")
         };
         assert!(
-            one == "1 authority for targets" && own.starts_with("for targets; it ends at "),
+            one == "1 CA for targets" && own.starts_with("for targets; it expires at "),
             "{all:?}"
         );
         folder.write("ca.pem", "nothing");

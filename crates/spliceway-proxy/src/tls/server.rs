@@ -1,7 +1,7 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use parking_lot::RwLock;
@@ -11,6 +11,7 @@ use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClien
 use rustls::version::{TLS12, TLS13};
 use rustls::{Error, PeerIncompatible, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
@@ -59,7 +60,7 @@ pub(crate) struct Terminator {
     files: Watched<Stamps>,
     /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
     /// their turn, so that a flood of them leaves time for the sessions of all services.
-    turns: Semaphore,
+    turns: OnceLock<Semaphore>,
     counts: Arc<Counts>,
 }
 
@@ -123,7 +124,7 @@ impl Terminator {
             in_force: RwLock::new(in_force),
             tickets,
             files,
-            turns: turns(),
+            turns: OnceLock::new(),
             counts: Arc::default(),
         })
     }
@@ -143,7 +144,7 @@ impl Terminator {
             in_force: RwLock::new(in_force),
             tickets: Arc::clone(&before.tickets),
             files: self.files.continued(),
-            turns: turns(),
+            turns: OnceLock::new(),
             counts: Arc::clone(&before.counts),
         }
     }
@@ -309,7 +310,7 @@ impl Terminator {
             return Err(HandshakeError::UnknownName(name.clone()).into());
         }
         let handshake = {
-            let _turn = self.turns.acquire().await;
+            let _turn = self.turns.get_or_init(turns).acquire().await;
             // This call answers the client's hello, with the signature.
             start.into_stream(config)
         };
@@ -339,7 +340,7 @@ impl Terminator {
     {
         let name = name.unwrap_or_default();
         let handshake = {
-            let _turn = self.turns.acquire().await;
+            let _turn = self.turns.get_or_init(turns).acquire().await;
             match acme.answer(&name, &self.provider) {
                 Some(config) => start.into_stream(config),
                 None => {
@@ -417,10 +418,10 @@ fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, Str
     shown
 }
 
-/// Half of the processors sign at most.
+/// Half of the workers sign at most.
 fn turns() -> Semaphore {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Semaphore::new((processors / 2).max(1))
+    let workers = Handle::current().metrics().num_workers();
+    Semaphore::new((workers / 2).max(1))
 }
 
 /// The warnings about certificates that one read shows. With a thousand certificates that end on

@@ -254,25 +254,25 @@ impl Display for Untrusted {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::SelfSigned => f.write_str(
-                "the certificate is self-signed and not trusted: give it, or that of its authority, as target_tls_ca",
+                "the certificate is self-signed and not trusted: give it, or that of its CA, as target_tls_ca",
             ),
             Self::UnknownAuthority(name) => write!(
                 f,
-                "the authority {name:?} is not trusted: give its certificate as target_tls_ca"
+                "the CA {name:?} is not trusted: give its certificate as target_tls_ca"
             ),
             Self::OtherKey(name) => write!(
                 f,
-                "the trusted authority {name:?} has another key: give its new certificate as target_tls_ca, too"
+                "the trusted CA {name:?} has another key: give its new certificate as target_tls_ca, too"
             ),
             Self::NotAnAuthority(name) => write!(
                 f,
-                "the certificate of {name:?} in target_tls_ca is that of a server and not of an authority: expected one \
+                "the certificate of {name:?} in target_tls_ca is that of a server and not of a CA: expected one \
                  with CA:TRUE, and keyCertSign if it has a keyUsage"
             ),
             Self::MissingIssuer(name) => write!(
                 f,
-                "the issuer {name:?} is unknown: the server must send this intermediate certificate, \
-                 or target_tls_ca must have it"
+                "the issuer {name:?} is unknown: give its certificate as target_tls_ca, or let the server send it if it \
+                 is an intermediate one"
             ),
         }
     }

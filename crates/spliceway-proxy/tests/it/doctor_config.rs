@@ -226,7 +226,7 @@ fn faults_of_the_file_and_of_certificates_are_found() {
     let answer = doctor(&text);
     let (verdict, observed, _) = answer.about("pair", "forward: ");
     assert!(
-        verdict == "ok" && observed.starts_with("a.test; it ends at"),
+        verdict == "ok" && observed.starts_with("a.test; it expires at"),
         "{observed}"
     );
     pair.key.write("nothing");

@@ -32,7 +32,7 @@ fn note(title: &str, finding: Finding) -> Note {
         Subject::Names => "names",
         Subject::Permissions => "permissions",
         Subject::Roots => "roots",
-        Subject::Authorities => "authorities",
+        Subject::Authorities => "target-ca",
         Subject::ClientCas => "client-ca",
         Subject::Crl => "crl",
         Subject::TicketKeys => "ticket-keys",

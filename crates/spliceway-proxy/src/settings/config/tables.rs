@@ -227,7 +227,7 @@ tables! {
             => ACME.named("acme-directory").takes("URL").rare().requires("acme");
         /// Address at which the operator of the ACME server reaches you
         email: Value<Email> => ACME.named("acme-email").takes("ADDR").rare().requires("acme");
-        /// Authorities of the ACME server's own certificate, in PEM [default: those of the system]
+        /// CAs of the ACME server's own certificate, in PEM [default: those of the system]
         ca: Value<File> => ACME.named("acme-ca").takes("FILE").rare().requires("acme");
         /// Answer the server on this address (HTTP-01), which is `:80` in most cases [default: the
         /// services answer it (TLS-ALPN-01)]
@@ -412,9 +412,9 @@ tables! {
         upstream_proxy: List<Upstream>
             => TARGETS.takes("URL")
                 .with(|arg, _| arg.short('x').env(UPSTREAM_VARIABLE).hide_env_values(true).value_delimiter(' '));
-        /// Authorities of targets that speak TLS (`tls://HOST:PORT`) and of upstream proxies
+        /// CAs of targets that speak TLS (`tls://HOST:PORT`) and of upstream proxies
         /// (`https://…`), in PEM. It may also have the own certificate of a target [default: the
-        /// authorities of the system]
+        /// CAs of the system]
         target_tls_ca: Value<File> => TARGET_TLS.takes("FILE");
         /// Name that the certificate of a target must have, and that the target is told (SNI)
         /// [default: the name or the address of the target]

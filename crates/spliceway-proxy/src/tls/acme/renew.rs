@@ -52,18 +52,28 @@ struct Renewal {
 impl Renewal {
     /// Does a step in a thread that serves no session, because it writes files. A reload does not
     /// stop a try that has begun.
-    async fn step_aside(&self, name: &str) -> io::Result<Option<NextTry>> {
+    async fn step_aside(&self, name: &str, is_first: bool) -> io::Result<Option<NextTry>> {
         let (renewal, name, runtime) = (self.clone(), name.to_owned(), Handle::current());
-        let step = spawn_blocking(move || runtime.block_on(renewal.step(&name)));
+        let step = spawn_blocking(move || runtime.block_on(renewal.step(&name, is_first)));
         step.await.map_err(io::Error::other)?
     }
 
     /// Does what is due, and returns what is next. Returns `None` while another process tries.
-    async fn step(&self, name: &str) -> io::Result<Option<NextTry>> {
+    async fn step(&self, name: &str, is_first: bool) -> io::Result<Option<NextTry>> {
         let now = SystemTime::now();
         let due = self.settings.next(name, &self.provider, now)?;
         if due.at > now {
-            return Ok(Some(due.shown(now)));
+            let next = due.shown(now);
+            if let Some(why) = next.why.as_ref().filter(|_| is_first) {
+                let (service, at) = (self.service, rfc3339_seconds(next.at));
+                let file = self.settings.folder.pair(name).with_extension("json");
+                let file = file.display();
+                tracing::warn!(
+                    service,
+                    "acme: the last try for {name} failed: {why}. The next one is at {at}, or at once if {file} is removed"
+                );
+            }
+            return Ok(Some(next));
         }
         let Some(locked) = self.settings.folder.lock()? else {
             return Ok(None);
@@ -180,7 +190,7 @@ impl Renewal {
                 let until = rfc3339_seconds(valid.to);
                 tracing::info!(
                     service,
-                    "acme: {name} has a certificate until {until}, and renews it at {next}"
+                    "acme: {name} has a certificate until {until}. The next order is at {next}"
                 );
             }
             (_, Ok(Done::RevocationEnded(why))) => {
@@ -214,11 +224,12 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
         terminator: Arc::clone(&terminator),
         service,
     };
+    let mut is_first = true;
     loop {
         let now = SystemTime::now();
         let mut earliest = now + LOOK_AGAIN;
         for name in &renewal.settings.names {
-            let next = match renewal.step_aside(name).await {
+            let next = match renewal.step_aside(name, is_first).await {
                 Ok(Some(next)) => next,
                 Ok(None) => {
                     earliest = earliest.min(now + BUSY);
@@ -236,6 +247,7 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
             earliest = earliest.min(next.at);
             terminator.counts().will_try(name, next);
         }
+        is_first = false;
         let wait = earliest.duration_since(SystemTime::now()).unwrap_or_default();
         // A second more than needed, because times in the folder have whole seconds.
         sleep(wait + Duration::from_secs(1)).await;

@@ -57,7 +57,7 @@ fn of_file(path: &Path, files: &ClientFiles, subject: Subject) -> Vec<Finding> {
         let (line, name) = (ca.link.line, ca.link.subject.to_string());
         let to = clock::rfc3339_seconds(ca.link.valid.to);
         // Quotes escape what a terminal would obey.
-        fine.push(format!("line {line}: the CA {name:?}; its certificate ends at {to}"));
+        fine.push(format!("line {line}: the CA {name:?}; its certificate expires at {to}"));
     }
     for crl in files.crls.iter().filter(|crl| crl.file == path) {
         let (line, name, revoked) = (crl.line, crl.issuer().to_string(), crl.revoked.len());

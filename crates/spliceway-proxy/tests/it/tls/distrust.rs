@@ -67,18 +67,18 @@ fn each_wrong_certificate_has_its_reason_and_its_message() {
         &ca,
         &[
             "end=connect_failed:tls_self_signed",
-            "give it, or that of its authority, as target_tls_ca",
+            "give it, or that of its CA, as target_tls_ca",
         ],
     );
     let stranger = Authority::new("Strange CA");
     let strange = stranger.issue(name).with(&stranger);
-    let why = "the authority 'CN=Strange CA' is not trusted";
+    let why = "the CA 'CN=Strange CA' is not trusted";
     assert_refused(&strange, &ca, &["end=connect_failed:tls_unknown_issuer", why]);
     let same_name = Authority::new("Test CA").issue(name);
-    let why = "the trusted authority 'CN=Test CA' has another key";
+    let why = "the trusted CA 'CN=Test CA' has another key";
     assert_refused(&same_name, &ca, &["end=connect_failed:tls_unknown_issuer", why]);
     let intermediate = authority.intermediate("Middle CA");
-    let why = "the issuer 'CN=Middle CA' is unknown: the server must send this intermediate certificate";
+    let why = "the issuer 'CN=Middle CA' is unknown: give its certificate as target_tls_ca, or let the server send it";
     assert_refused(
         &intermediate.issue(name),
         &ca,
@@ -95,7 +95,7 @@ fn an_authority_limits_the_authorities_below_it() {
         &authority.file(),
         &[
             "end=connect_failed:tls_certificate",
-            "an authority of the chain allows fewer certificates of authorities below it (pathlen)",
+            "a CA of the chain allows fewer certificates of CAs below it (pathlen)",
         ],
     );
 }
@@ -147,7 +147,7 @@ fn what_a_server_in_the_file_has_issued_is_not_trusted() {
             &TextFile::new(&file),
             &[
                 "end=connect_failed:tls_unknown_issuer",
-                "is that of a server and not of an authority",
+                "is that of a server and not of a CA",
             ],
         );
     }

@@ -52,7 +52,7 @@ fn doctor_says_when_acme_orders_each_certificate() {
     let failed = of_b + "the last try for b.test has failed: no such name. Then the program orders the first";
     for part in [
         "only its owner may use it; the server is",
-        "a.test; it ends at 4096",
+        "a.test; it expires at 4096",
         &renewed,
         &failed,
     ] {

@@ -290,6 +290,27 @@ fn a_target_is_offered_a_list_of_protocols_or_that_of_the_client() {
 }
 
 #[test]
+fn a_target_without_the_protocol_of_the_client_is_refused() {
+    let (authority, ca) = trusted();
+    let server = Server::new(&authority.issue(&["127.0.0.1"]));
+    let pair = Pair::new(&["a.test"]);
+    let alpn = ["--tls-alpn=h2", "--tls-alpn=http/1.1", "--target-tls-alpn=pass"];
+    let mut program = forward(&[&server.target()], &ca, &[&pair.arguments()[..], &alpn].concat());
+    let client = Client::connect(&program, &Config::new(&pair).alpn(&["h2"])).unwrap();
+    let _ = server.try_accept();
+    let record = program.line("end=");
+    let why = "the server does not speak ";
+    assert!(
+        record.contains("end=connect_failed:tls_handshake") && record.contains(why),
+        "{record}"
+    );
+    drop(client);
+    // Servers speak this one without ALPN.
+    let _client = Client::connect(&program, &Config::new(&pair).alpn(&["http/1.1"])).unwrap();
+    server.accept();
+}
+
+#[test]
 fn the_name_of_the_target_or_a_given_one_is_stated_and_verified() {
     let (authority, ca) = trusted();
     let server = Server::new(&authority.issue(&["localhost", "other.test"]));

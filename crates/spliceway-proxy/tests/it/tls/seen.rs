@@ -108,7 +108,7 @@ fn the_status_shows_certificates_and_the_sessions_their_version() {
     let (_, page) = socket.ask("GET", "/v1/sessions");
     assert_eq!(page["sessions"][0]["tls"], "1.2");
     let text = String::from_utf8(socket.command(&["status"]).stdout).unwrap();
-    assert!(text.contains("\n  TLS: 1 certificate, it ends in "), "{text}");
+    assert!(text.contains("\n  TLS: 1 certificate, it expires in "), "{text}");
 }
 
 /// Makes a certificate that has ended.
@@ -134,7 +134,7 @@ fn check_warns_of_certificates_that_peers_refuse() {
     let pair = Pair::new(&["a.test"]);
     expire(&pair);
     let ended = format!(
-        "{}:1: the certificate has ended at 2001-01-01T00:00:00Z",
+        "{}:1: the certificate has expired at 2001-01-01T00:00:00Z",
         pair.certificate.path()
     );
     let text = checked(&config(refusing(), &pair));
@@ -188,7 +188,7 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
     for part in [
         "\nService a\n",
         "\nok           ",
-        " [pair]\n             a.test; it ends at 4096-01-01T00:00:00Z\n",
+        " [pair]\n             a.test; it expires at 4096-01-01T00:00:00Z\n",
         "\nwarning      ",
         " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
     ] {
@@ -220,8 +220,8 @@ fn doctor_checks_the_files_for_targets() {
     assert_eq!(code, Some(0), "{text}");
     for part in [
         "\nService forward\n",
-        " [authorities]\n             0 authorities and the certificate of 1 server for targets\n",
-        " [pair]\n             for targets; it ends at ",
+        " [target-ca]\n             0 CAs and the certificate of 1 server for targets\n",
+        " [pair]\n             for targets; it expires at ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

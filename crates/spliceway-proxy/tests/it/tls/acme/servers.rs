@@ -104,7 +104,7 @@ fn what_a_certificate_that_is_no_ca_has_issued_is_not_trusted() {
         (
             "acme-no-ca",
             IsCa::NoCa,
-            "in acme_ca is that of a server and not of an authority",
+            "in acme_ca is that of a server and not of a CA",
         ),
     ] {
         let issuer = Authority::changed("issuer", |params| {

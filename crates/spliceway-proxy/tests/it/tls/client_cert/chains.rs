@@ -41,7 +41,7 @@ fn an_expired_ca_is_a_warning() {
     setting.file.write(&old.pem);
     let mut program = Program::forward(echo("127.0.0.1:0"), &setting.arguments(&[]));
     let warning = format!(
-        "--tls-client-ca: {}:1: the certificate of the CA has ended at 2001-02-03T00:00:00Z",
+        "--tls-client-ca: {}:1: the certificate of the CA has expired at 2001-02-03T00:00:00Z",
         setting.file.path()
     );
     assert_eq!(program.lines_with(&warning), 1);

@@ -234,7 +234,7 @@ fn doctor_names_each_file_for_clients() {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(code, Some(0), "{text}");
     for part in [
-        "[client-ca] line 1: the CA \"CN=CA\"; its certificate ends at 4096-01-01T00:00:00Z",
+        "[client-ca] line 1: the CA \"CN=CA\"; its certificate expires at 4096-01-01T00:00:00Z",
         "[crl] line 1: \"CN=CA\" has revoked 1 certificate; the CRL expires at 2900-01-01T00:00:00Z",
         "[crl] the file has only CRLs that newer ones in other files replace: remove it",
     ] {
