@@ -75,7 +75,7 @@ impl Destination for Stderr {
         };
         let dropped = count(dropped, "line");
         let why = "the log reader is too slow, or a write failed";
-        let message = format_args!("spliceway: the log misses {dropped}: {why}");
+        let message = format!("spliceway: the log misses {dropped}: {why}");
         let mut report = Vec::new();
         look.line(Level::WARN, &message).end(|line| report = line.to_vec());
         Report::Line(report)

@@ -344,8 +344,8 @@ impl Instance {
                 }
                 Listeners::New(bound) => {
                     for bound in &bound {
-                        let line = format_args!("{} listening on {}", to.service.name, bound.describe());
-                        announce(Level::INFO, &line);
+                        let (name, address) = (&to.service.name, bound.describe());
+                        announce(Level::INFO, &format_args!("{name} listening on {address}"));
                     }
                     let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
                     self.open.push(opened);
