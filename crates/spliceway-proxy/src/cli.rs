@@ -381,7 +381,7 @@ struct ConfigArgs {
     /// File, or directory whose files `*.toml` are read in the order of their names
     #[arg(short, long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// The same without `-c`
+    /// The same: `-c` is optional
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
