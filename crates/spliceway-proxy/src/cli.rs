@@ -6,6 +6,7 @@ mod doctor;
 mod generated;
 mod hash_password;
 mod print;
+mod service;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -14,7 +15,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_operator as operator;
@@ -25,6 +26,7 @@ use crate::settings::{Given, Origin, Source, check, settle};
 use action::Action;
 use args::ServiceArgs;
 use doctor::DoctorArgs;
+use service::{BACKEND_EXAMPLES, BackendCommand, SERVICE_EXAMPLES, ServiceCommand};
 use user::UserCommand;
 
 #[cfg(test)]
@@ -45,7 +47,7 @@ pub(crate) fn parse() -> Action {
         Ok(matches) => matches,
         Err(wrong) => return Action::Usage(with_tip(wrong)),
     };
-    let subcommand = matches.subcommand_name().map(str::to_owned);
+    let names = names(&matches);
     let cli = match Cli::from_arg_matches_mut(&mut matches) {
         Ok(cli) => cli,
         Err(wrong) => return Action::Usage(wrong.format(&mut Cli::command())),
@@ -58,16 +60,27 @@ pub(crate) fn parse() -> Action {
     let mut command = Cli::command();
     command.build();
     // The error shows the usage of the subcommand that was typed.
-    let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-    let mut command = subcommand.unwrap_or(command);
+    for name in names {
+        command = command.find_subcommand(name).cloned().unwrap_or(command);
+    }
     Action::Usage(command.error(ErrorKind::ValueValidation, wrong))
+}
+
+/// Returns the names of the subcommand that was typed: `service`, `add`.
+fn names(mut matches: &ArgMatches) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((name, of_subcommand)) = matches.subcommand() {
+        names.push(name.to_owned());
+        matches = of_subcommand;
+    }
+    names
 }
 
 /// Adds a tip to what clap says about an unknown argument.
 fn with_tip(mut wrong: clap::Error) -> clap::Error {
     if wrong.kind() == ErrorKind::UnknownArgument
         && let Some(ContextValue::String(argument)) = wrong.get(ContextKind::InvalidArg)
-        && let Some(tip) = tip(argument)
+        && let Some(tip) = service::tip(&wrong, argument).or_else(|| tip(argument))
     {
         wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
@@ -343,6 +356,18 @@ enum Command {
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },
+    /// Add, change, remove and list the services of a running program
+    #[command(after_help = SERVICE_EXAMPLES)]
+    Service {
+        #[command(subcommand)]
+        command: ServiceCommand,
+    },
+    /// Add targets to a service of a running program, and remove them
+    #[command(after_help = BACKEND_EXAMPLES)]
+    Backend {
+        #[command(subcommand)]
+        command: BackendCommand,
+    },
     /// Let a running program open the file of its access log again, after a rename
     #[command(after_help = REOPEN_EXAMPLES)]
     Reopen(SocketArgs),
@@ -421,6 +446,8 @@ impl Cli {
         match self.command {
             Some(Command::HashPassword { name }) => Ok(Action::HashPassword(name)),
             Some(Command::User { command }) => Ok(Action::User(command)),
+            Some(Command::Service { command }) => command.action(),
+            Some(Command::Backend { command }) => command.action(),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }

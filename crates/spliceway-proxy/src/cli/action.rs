@@ -55,7 +55,11 @@ impl Action {
             Self::User(command) => user::run(command),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
                 log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
-                ExitCode::FAILURE
+                if error.is_fault() {
+                    ExitCode::from(lifetime::USAGE)
+                } else {
+                    ExitCode::FAILURE
+                }
             }),
             Self::Doctor(arguments) => ended(doctor::run(arguments)),
             Self::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
