@@ -2,6 +2,7 @@
 
 mod churn;
 mod commands;
+mod discovery;
 mod saved;
 
 use std::io::{Read, Write};

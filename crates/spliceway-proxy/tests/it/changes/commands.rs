@@ -188,10 +188,7 @@ fn a_mistake_in_a_change_has_its_remedy() {
             "service add web forward",
             &*format!("forward: No such file or directory (os error 2); without a file, {pairs}"),
         ),
-        (
-            "service add web",
-            "Usage: spliceway service add <SERVICE> <KEY=VALUE|FILE>...",
-        ),
+        ("service add web", "not provided:\n  <KEY=VALUE|FILE>..."),
         (
             "service add web =80 listen=:80",
             "Usage: spliceway service add [OPTIONS] <SERVICE> <KEY=VALUE|FILE>...",
