@@ -21,9 +21,9 @@ use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_operator as operator;
 use spliceway_protocol::address::ListenRange;
 
-use crate::settings::config::{Config, KindArg, admin_path};
+use crate::settings::config::{Config, KindArg};
 use crate::settings::{Given, Origin, Source, check, settle};
-use action::Action;
+use action::{Action, Refused, SocketArgs};
 use args::ServiceArgs;
 use doctor::DoctorArgs;
 use service::{BACKEND_EXAMPLES, BackendCommand, SERVICE_EXAMPLES, ServiceCommand};
@@ -31,15 +31,6 @@ use user::UserCommand;
 
 #[cfg(test)]
 pub(crate) use tests::typed;
-
-/// Why a command line does not lead to an action.
-#[derive(Debug)]
-enum Refused {
-    /// The flags are at fault. The usage may help.
-    Usage(String),
-    /// The files are at fault.
-    Files(String),
-}
 
 /// Reads the command line.
 pub(crate) fn parse() -> Action {
@@ -414,26 +405,6 @@ struct ConfigArgs {
 impl ConfigArgs {
     fn path(self) -> PathBuf {
         self.config.or(self.path).expect("the command needs one of them")
-    }
-}
-
-/// The running program that a command asks.
-#[derive(Args, Debug)]
-struct SocketArgs {
-    /// Admin socket of the running program, as given to its --admin
-    #[arg(
-        long,
-        value_name = "unix:PATH",
-        env = "SPLICEWAY_ADMIN",
-        default_value = "unix:/run/spliceway/admin.sock",
-        value_parser = admin_path
-    )]
-    admin: PathBuf,
-}
-
-impl SocketArgs {
-    fn operate(self, command: operator::Command) -> Result<Action, Refused> {
-        Ok(Action::Operate(self.admin, command))
     }
 }
 

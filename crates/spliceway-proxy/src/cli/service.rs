@@ -9,8 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value as Json};
 use spliceway_operator::{Change, Command, Edit};
 
-use super::action::Action;
-use super::{Refused, SocketArgs};
+use super::action::{Action, Refused, SocketArgs};
 use crate::settings::config::schema::Schema;
 use crate::settings::config::{Key, KindArg, Service, Table};
 

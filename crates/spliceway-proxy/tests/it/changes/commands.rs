@@ -135,7 +135,7 @@ fn what_the_program_refuses_is_shown_as_it_is() {
             1,
             &*format!("first comes from {path}: edit it there, and reload"),
         ),
-        ("service set none deny=127.0.0.1", 1, "there is no service `none`"),
+        ("service set none open=true", 1, "there is no service `none`"),
         (
             "service add b kind=forward listen=127.0.0.1:0",
             2,
