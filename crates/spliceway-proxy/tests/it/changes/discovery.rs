@@ -83,6 +83,27 @@ fn labels(listen: &str, port: u16) -> Value {
     json!({"maintainer": "ann", "spliceway.listen": listen, "spliceway.port": port.to_string()})
 }
 
+/// A container, as `docker inspect` prints it.
+fn container(labels: &Value, network: &str, is_running: bool) -> Value {
+    // A container in the network of the machine, or one that has ended, has no address.
+    let has_address = is_running && network != "host";
+    let (address, state) = if has_address {
+        ("127.0.0.1", "running")
+    } else {
+        ("", "exited")
+    };
+    json!({
+        "Id": "8dfafdbc3a40".repeat(5),
+        "Name": "/web-1",
+        "State": {"Status": state, "Running": is_running, "Paused": false, "Restarting": false},
+        "Config": {"Image": "nginx", "Labels": labels},
+        "NetworkSettings": {
+            "Ports": {"80/tcp": null},
+            "Networks": {network: {"IPAddress": address, "IPPrefixLen": 16, "Gateway": "172.17.0.1"}},
+        },
+    })
+}
+
 /// The part of Docker that the script uses.
 struct Docker {
     folder: Folder,
@@ -94,8 +115,11 @@ impl Docker {
     const PROGRAM: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
 case "$*" in
-"ps --quiet --filter label=spliceway.listen") cat "$folder/ids" ;;
-"inspect "*) cat "$folder/containers" ;;
+"ps --all --quiet --filter label=spliceway.listen") cat "$folder/ids" ;;
+"inspect "*)
+    cat "$folder/containers"
+    # Every second time, a container has vanished meanwhile.
+    rmdir "$folder/all-exist" 2>/dev/null || { mkdir "$folder/all-exist"; exit 1; } ;;
 "events --since "*" --format {{json .}} --filter type=container --filter label=spliceway.listen --filter event=start --filter event=die")
     exec cat "$folder/events" ;;
 *) echo "docker: unknown command: $*" >&2; exit 1 ;;
@@ -109,31 +133,15 @@ esac
         Self { folder, events: None }
     }
 
-    /// Sets the containers that run, by their labels.
+    /// Sets the containers.
     fn set(&self, containers: &[Value]) {
         let ids = (0..containers.len()).map(|number| format!("{number:012x}\n"));
         self.folder.file("ids", &ids.collect::<String>());
-        let containers = containers.iter().map(|labels| {
-            json!({
-                "Id": "8dfafdbc3a40".repeat(5),
-                "Name": "/web-1",
-                "State": {"Status": "running", "Running": true},
-                "Config": {"Image": "nginx", "Labels": labels},
-                "NetworkSettings": {
-                    "Ports": {"80/tcp": null},
-                    "Networks": {
-                        "none": {"IPAddress": "", "Gateway": ""},
-                        "bridge": {"IPAddress": "127.0.0.1", "IPPrefixLen": 16, "Gateway": "172.17.0.1"},
-                    },
-                },
-            })
-        });
-        let containers: Vec<_> = containers.collect();
         self.folder.file("containers", &json!(containers).to_string());
     }
 
-    fn send_event(&self, action: &str, labels: &Value) {
-        let mut attributes = labels.clone();
+    fn send_event(&self, action: &str, container: &Value) {
+        let mut attributes = container["Config"]["Labels"].clone();
         attributes["image"] = "nginx".into();
         attributes["name"] = "web-1".into();
         let id = "8dfafdbc3a40".repeat(5);
@@ -163,8 +171,11 @@ fn containers_with_a_label_are_targets_while_they_run() {
     }
     let socket = Socket::new();
     let (_program, _file) = start(&socket, echo("127.0.0.1:0"));
-    let [a, b] = [b'a', b'b'].map(|byte| labels("127.0.0.1:0", target(byte)));
-    let c = labels("127.0.0.2:0", target(b'c'));
+    let [one, other] = [b'a', b'b'].map(|byte| labels("127.0.0.1:0", target(byte)));
+    let [a, b] = [&one, &other].map(|labels| container(labels, "bridge", true));
+    let c = container(&labels("127.0.0.2:0", target(b'c')), "host", true);
+    let [a_ended, c_ended] =
+        [(&one, "bridge"), (&c["Config"]["Labels"], "host")].map(|(labels, network)| container(labels, network, false));
     let mut docker = Docker::new();
     docker.set(std::slice::from_ref(&a));
     let script = docker.discover(&socket);
@@ -174,18 +185,18 @@ fn containers_with_a_label_are_targets_while_they_run() {
     docker.send_event("start", &b);
     script.expect("changed docker-127-0-0-1-0");
     assert_eq!(reached(&socket, "docker-127-0-0-1-0", 2), [b'a', b'b'].into());
-    docker.set(std::slice::from_ref(&b));
-    docker.send_event("die", &a);
+    docker.set(&[a_ended.clone(), b]);
+    docker.send_event("die", &a_ended);
     script.expect("changed docker-127-0-0-1-0");
     assert_eq!(reached(&socket, "docker-127-0-0-1-0", 2), [b'b'].into());
     // The script misses the events of a while.
     drop(script);
-    docker.set(std::slice::from_ref(&c));
+    docker.set(&[a_ended, c.clone()]);
     let script = docker.discover(&socket);
     script.expect("removed docker-127-0-0-1-0; no longer listens on 127.0.0.1:");
     script.expect("added docker-127-0-0-2-0; listens on 127.0.0.2:");
     assert_eq!(reached(&socket, "docker-127-0-0-2-0", 1), [b'c'].into());
-    docker.set(&[]);
+    docker.set(&[c_ended]);
     docker.send_event("die", &c);
     script.expect("removed docker-127-0-0-2-0");
     exchange(&reach(&socket, "first"));
