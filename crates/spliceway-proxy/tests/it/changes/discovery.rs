@@ -85,8 +85,7 @@ fn labels(listen: &str, port: u16) -> Value {
 
 /// A container, as `docker inspect` prints it.
 fn container(labels: &Value, network: &str, is_running: bool) -> Value {
-    // A container in the network of the machine, or one that has ended, has no address.
-    let has_address = is_running && network != "host";
+    let has_address = is_running && network == "bridge";
     let (address, state) = if has_address {
         ("127.0.0.1", "running")
     } else {
@@ -177,10 +176,11 @@ fn containers_with_a_label_are_targets_while_they_run() {
     let [a_ended, c_ended] =
         [(&one, "bridge"), (&c["Config"]["Labels"], "host")].map(|(labels, network)| container(labels, network, false));
     let mut docker = Docker::new();
-    docker.set(std::slice::from_ref(&a));
+    let isolated = container(&labels("127.0.0.1:0", target(b'i')), "none", true);
+    docker.set(&[a.clone(), isolated]);
     let script = docker.discover(&socket);
     script.expect("added docker-127-0-0-1-0; listens on 127.0.0.1:");
-    assert_eq!(reached(&socket, "docker-127-0-0-1-0", 1), [b'a'].into());
+    assert_eq!(reached(&socket, "docker-127-0-0-1-0", 2), [b'a'].into());
     docker.set(&[a.clone(), b.clone()]);
     docker.send_event("start", &b);
     script.expect("changed docker-127-0-0-1-0");
