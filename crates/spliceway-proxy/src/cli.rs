@@ -6,6 +6,7 @@ mod doctor;
 mod generated;
 mod hash_password;
 mod print;
+mod service;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -14,30 +15,22 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_operator as operator;
 use spliceway_protocol::address::ListenRange;
 
-use crate::settings::config::{Config, KindArg, admin_path};
+use crate::settings::config::{Config, KindArg};
 use crate::settings::{Given, Origin, Source, check, settle};
-use action::Action;
+use action::{Action, Refused, SocketArgs};
 use args::ServiceArgs;
 use doctor::DoctorArgs;
+use service::{BACKEND_EXAMPLES, BackendCommand, SERVICE_EXAMPLES, ServiceCommand};
 use user::UserCommand;
 
 #[cfg(test)]
 pub(crate) use tests::typed;
-
-/// Why a command line does not lead to an action.
-#[derive(Debug)]
-enum Refused {
-    /// The flags are at fault. The usage may help.
-    Usage(String),
-    /// The files are at fault.
-    Files(String),
-}
 
 /// Reads the command line.
 pub(crate) fn parse() -> Action {
@@ -45,7 +38,7 @@ pub(crate) fn parse() -> Action {
         Ok(matches) => matches,
         Err(wrong) => return Action::Usage(with_tip(wrong)),
     };
-    let subcommand = matches.subcommand_name().map(str::to_owned);
+    let names = names(&matches);
     let cli = match Cli::from_arg_matches_mut(&mut matches) {
         Ok(cli) => cli,
         Err(wrong) => return Action::Usage(wrong.format(&mut Cli::command())),
@@ -58,16 +51,27 @@ pub(crate) fn parse() -> Action {
     let mut command = Cli::command();
     command.build();
     // The error shows the usage of the subcommand that was typed.
-    let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-    let mut command = subcommand.unwrap_or(command);
+    for name in names {
+        command = command.find_subcommand(name).cloned().unwrap_or(command);
+    }
     Action::Usage(command.error(ErrorKind::ValueValidation, wrong))
+}
+
+/// Returns the names of the subcommand that was typed: `service`, `add`.
+fn names(mut matches: &ArgMatches) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((name, of_subcommand)) = matches.subcommand() {
+        names.push(name.to_owned());
+        matches = of_subcommand;
+    }
+    names
 }
 
 /// Adds a tip to what clap says about an unknown argument.
 fn with_tip(mut wrong: clap::Error) -> clap::Error {
     if wrong.kind() == ErrorKind::UnknownArgument
         && let Some(ContextValue::String(argument)) = wrong.get(ContextKind::InvalidArg)
-        && let Some(tip) = tip(argument)
+        && let Some(tip) = service::tip(&wrong, argument).or_else(|| tip(argument))
     {
         wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
@@ -343,6 +347,18 @@ enum Command {
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },
+    /// Add, change, remove and list the services of a running program
+    #[command(after_help = SERVICE_EXAMPLES)]
+    Service {
+        #[command(subcommand)]
+        command: ServiceCommand,
+    },
+    /// Add targets to a service of a running program, and remove them
+    #[command(after_help = BACKEND_EXAMPLES)]
+    Backend {
+        #[command(subcommand)]
+        command: BackendCommand,
+    },
     /// Let a running program open the file of its access log again, after a rename
     #[command(after_help = REOPEN_EXAMPLES)]
     Reopen(SocketArgs),
@@ -392,26 +408,6 @@ impl ConfigArgs {
     }
 }
 
-/// The running program that a command asks.
-#[derive(Args, Debug)]
-struct SocketArgs {
-    /// Admin socket of the running program, as given to its --admin
-    #[arg(
-        long,
-        value_name = "unix:PATH",
-        env = "SPLICEWAY_ADMIN",
-        default_value = "unix:/run/spliceway/admin.sock",
-        value_parser = admin_path
-    )]
-    admin: PathBuf,
-}
-
-impl SocketArgs {
-    fn operate(self, command: operator::Command) -> Result<Action, Refused> {
-        Ok(Action::Operate(self.admin, command))
-    }
-}
-
 impl Cli {
     /// Returns the action, with checked settings.
     ///
@@ -421,6 +417,8 @@ impl Cli {
         match self.command {
             Some(Command::HashPassword { name }) => Ok(Action::HashPassword(name)),
             Some(Command::User { command }) => Ok(Action::User(command)),
+            Some(Command::Service { command }) => command.action(),
+            Some(Command::Backend { command }) => command.action(),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }

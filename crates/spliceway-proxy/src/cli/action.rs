@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::Args;
 use spliceway_lab::bench::{self, BenchCommand, RelayCommand};
 use tracing::Level;
 
@@ -13,6 +14,7 @@ use super::user::{self, UserCommand};
 use crate::kit::limits;
 use crate::log;
 use crate::run::lifetime;
+use crate::settings::config::admin_path;
 use crate::settings::{Settings, Source};
 
 /// The action that the command line requests.
@@ -40,6 +42,35 @@ pub(crate) enum Action {
     BenchRelay(RelayCommand),
 }
 
+/// Why a command line does not lead to an action.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// The flags are at fault. The usage may help.
+    Usage(String),
+    /// The files are at fault.
+    Files(String),
+}
+
+/// The running program that a command asks.
+#[derive(Args, Debug)]
+pub(super) struct SocketArgs {
+    /// Admin socket of the running program, as given to its --admin
+    #[arg(
+        long,
+        value_name = "unix:PATH",
+        env = "SPLICEWAY_ADMIN",
+        default_value = "unix:/run/spliceway/admin.sock",
+        value_parser = admin_path
+    )]
+    admin: PathBuf,
+}
+
+impl SocketArgs {
+    pub(super) fn operate(self, command: spliceway_operator::Command) -> Result<Action, Refused> {
+        Ok(Action::Operate(self.admin, command))
+    }
+}
+
 impl Action {
     pub(crate) fn carry_out(self) -> ExitCode {
         match self {
@@ -55,7 +86,11 @@ impl Action {
             Self::User(command) => user::run(command),
             Self::Operate(socket, command) => spliceway_operator::run(&socket, &command).unwrap_or_else(|error| {
                 log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
-                ExitCode::FAILURE
+                if error.is_fault() {
+                    ExitCode::from(lifetime::USAGE)
+                } else {
+                    ExitCode::FAILURE
+                }
             }),
             Self::Doctor(arguments) => ended(doctor::run(arguments)),
             Self::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),

@@ -17,7 +17,7 @@ const FILES: [(&str, &str); 2] = [
     ),
     (
         "/run/spliceway/admin.sock",
-        "admin socket of that service, for status, top, reload and upgrade",
+        "admin socket of that service, for status, top, service, reload and upgrade",
     ),
 ];
 
@@ -35,9 +35,10 @@ pub(super) fn completions(mut program: Command, shell: Shell) -> String {
         return script;
     }
     // The library does not escape the name of a value such as `HOST:PORT`, so zsh would run `PORT`.
-    let commands = std::iter::once(&program).chain(program.get_subcommands());
+    let commands = all(&program);
     let names = commands
-        .flat_map(Command::get_arguments)
+        .iter()
+        .flat_map(|command| command.get_arguments())
         .flat_map(|arg| arg.get_value_names().unwrap_or_default())
         .filter(|name| name.contains(':'));
     names.fold(script, |script, name| {
@@ -52,16 +53,20 @@ pub(super) fn page(program: &Command) -> String {
 
 /// Returns the pages of the program and of all commands, each with the name of its file.
 pub(super) fn pages(program: &Command) -> Vec<(String, String)> {
-    let program = built(program);
-    let is_shown = |command: &&Command| !command.is_hide_set();
-    let commands = program.get_subcommands().filter(is_shown).cloned().collect::<Vec<_>>();
-    std::iter::once(program)
-        .chain(commands)
+    all(&built(program))
+        .into_iter()
+        .cloned()
         .map(|command| {
             let name = format!("{}.1", command.get_display_name().unwrap_or(command.get_name()));
             (name, rendered(command))
         })
         .collect()
+}
+
+/// Returns a command and all below it, without hidden ones.
+fn all(command: &Command) -> Vec<&Command> {
+    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    std::iter::once(command).chain(subcommands.flat_map(all)).collect()
 }
 
 fn built(program: &Command) -> Command {

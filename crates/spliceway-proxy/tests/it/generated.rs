@@ -20,11 +20,13 @@ fn completions(shell: &str) -> String {
 }
 
 /// Beginnings of command lines. Each has one completion of its last word.
-const TYPED: [(&str, &str); 4] = [
+const TYPED: [(&str, &str); 6] = [
     ("spliceway so", "socks5"),
     ("spliceway print-c", "print-config"),
     ("spliceway socks5 --nof", "--nofile"),
     ("spliceway forward --splice au", "auto"),
+    ("spliceway service se", "set"),
+    ("spliceway backend add --dr", "--dry-run"),
 ];
 
 fn stdout(command: &mut Command) -> String {
@@ -140,6 +142,9 @@ fn every_command_has_a_page_and_every_option_a_text() {
         "spliceway-socks5.1",
         "spliceway-print-config.1",
         "spliceway-run.1",
+        "spliceway-service.1",
+        "spliceway-service-add.1",
+        "spliceway-backend-rm.1",
     ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
