@@ -62,7 +62,7 @@ pub(super) fn pages(program: &Command) -> Vec<(String, String)> {
         let name = command.get_display_name().unwrap_or(command.get_name());
         (format!("man1/{name}.1"), rendered(command))
     });
-    let file = ("man5/spliceway.toml.5".to_owned(), config_page::page());
+    let file = ("man5/spliceway.toml.5".to_owned(), config_page::page(FILES[0]));
     commands.chain(std::iter::once(file)).collect()
 }
 

@@ -112,8 +112,8 @@ kind = \"forward\"
 listen = [\":8080\", \"unix:/run/web.sock\"]
 to = \"backend.example.com:80\"";
 
-/// Returns the page.
-pub(super) fn page() -> String {
+/// Returns the page. `file` is the file of the service, and what it is.
+pub(super) fn page(file: (&str, &str)) -> String {
     let mut roff = Roff::new();
     let source = concat!("spliceway ", env!("CARGO_PKG_VERSION"));
     roff.control("TH", ["spliceway.toml", "5", " ", source, "File Formats"])
@@ -143,8 +143,8 @@ pub(super) fn page() -> String {
     }
     roff.control("SH", ["FILES"])
         .control("TP", [])
-        .text([roman(super::FILES[0].0)])
-        .text([roman(super::FILES[0].1)])
+        .text([roman(file.0)])
+        .text([roman(file.1)])
         .control("SH", ["SEE ALSO"])
         .text([roman("spliceway(1), spliceway-run(1), spliceway-check(1)")]);
     roff.to_roff()
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn every_key_of_every_table_has_a_text() {
-        let page = page();
+        let page = page(("FILE", "MEANING"));
         let tables: Vec<_> = page.split("\n.SS ").collect();
         for (path, key) in Schema::new().all() {
             let heading = TABLES.iter().find(|(table, _)| table.trim_matches(['[', ']']) == path);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_texts_speak_of_keys_and_not_of_flags() {
-        let page = page().replace("\\-", "-");
+        let page = page(("FILE", "MEANING")).replace("\\-", "-");
         assert!(page.contains("Needs quota_file."), "{page}");
         let about_flags: Vec<_> = page
             .lines()
