@@ -7,6 +7,9 @@ use crate::harness::{Folder, TextFile, contrib};
 
 const EXAMPLES: [&str; 2] = ["kubernetes/deployment.yaml", "kubernetes/daemonset.yaml"];
 
+/// The version of Kubernetes for Helm, which knows none if it was built by Go alone.
+const KUBERNETES: [&str; 2] = ["--kube-version", "1.37.0"];
+
 /// Values of the Helm chart.
 const VALUES: [&[&str]; 3] = [
     &["drainSeconds=7"],
@@ -35,7 +38,9 @@ fn stdout(command: &mut Command) -> String {
 /// Renders the Helm chart with these values.
 fn render(values: &[&str]) -> String {
     let mut helm = Command::new("helm");
-    helm.args(["template", "a-name"]).arg(contrib("helm/spliceway"));
+    helm.args(["template", "a-name"])
+        .args(KUBERNETES)
+        .arg(contrib("helm/spliceway"));
     stdout(helm.args(values.iter().flat_map(|value| ["--set", value])))
 }
 
@@ -100,7 +105,7 @@ fn the_helm_chart_has_a_valid_configuration_and_time_to_drain() {
 fn the_helm_chart_refuses_other_kinds() {
     if can_render() {
         let mut helm = Command::new("helm");
-        helm.args(["template", "a-name", "--set", "kind=Job"]);
+        helm.args(["template", "a-name", "--set", "kind=Job"]).args(KUBERNETES);
         let output = helm.arg(contrib("helm/spliceway")).output().unwrap();
         assert!(!output.status.success());
         let stderr = String::from_utf8_lossy(&output.stderr);
