@@ -162,7 +162,7 @@ Examples:
 const MAN_EXAMPLES: &str = "\
 Examples:
   spliceway man | man -l -                     read the page of the program
-  spliceway man /usr/local/share/man/man1      install all pages";
+  spliceway man /usr/local/share/man           install all pages";
 
 const HASH_EXAMPLES: &str = "\
 Examples:
@@ -382,10 +382,10 @@ enum Command {
         #[arg(value_parser = generated::shell())]
         shell: Shell,
     },
-    /// Print the manual page, or write the pages of all commands
+    /// Print the manual page, or write all pages
     #[command(after_help = MAN_EXAMPLES)]
     Man {
-        /// Directory for one page of each command
+        /// Directory for the pages: of commands in man1, of the configuration file in man5
         directory: Option<PathBuf>,
     },
 }

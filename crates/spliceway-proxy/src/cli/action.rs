@@ -24,7 +24,7 @@ pub(crate) enum Action {
     Serve(Box<Settings>, Source),
     /// Print a text that the command has made.
     Print(String),
-    /// Write these files, each with its name, into this directory.
+    /// Write these files, each with its path, below this directory.
     Write(PathBuf, Vec<(String, String)>),
     /// Print the help, or say what is wrong with the command line, and end with code 2.
     Usage(clap::Error),
@@ -102,11 +102,14 @@ impl Action {
     }
 }
 
-/// Writes these files, each with its name.
+/// Writes these files, each with its path. The folder of a file need not exist.
 fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
     for (name, text) in files {
         let path = folder.join(name);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        if let Some(below) = path.parent().filter(|below| !below.exists()) {
+            std::fs::create_dir(below).map_err(named)?;
+        }
         std::fs::write(&path, text).map_err(named)?;
     }
     Ok(())

@@ -1,6 +1,8 @@
 //! What the definition of the command line generates: completions, and manual pages with the text
 //! of `--help`.
 
+mod config_page;
+
 use clap::Command;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap_complete::Shell;
@@ -51,16 +53,16 @@ pub(super) fn page(program: &Command) -> String {
     rendered(built(program))
 }
 
-/// Returns the pages of the program and of all commands, each with the name of its file.
+/// Returns the pages of the program, of all commands and of the configuration file, each with its
+/// path in a folder of manual pages.
 pub(super) fn pages(program: &Command) -> Vec<(String, String)> {
-    all(&built(program))
-        .into_iter()
-        .cloned()
-        .map(|command| {
-            let name = format!("{}.1", command.get_display_name().unwrap_or(command.get_name()));
-            (name, rendered(command))
-        })
-        .collect()
+    let program = built(program);
+    let commands = all(&program).into_iter().cloned().map(|command| {
+        let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+        (format!("man1/{name}.1"), rendered(command))
+    });
+    let file = ("man5/spliceway.toml.5".to_owned(), config_page::page(FILES[0]));
+    commands.chain(std::iter::once(file)).collect()
 }
 
 /// Returns a command and all below it, without hidden ones.
@@ -135,7 +137,8 @@ fn end(name: &str, help: &str) -> String {
         }
     }
     let others = match name {
-        PROGRAM => "splice(2), systemd.socket(5)",
+        PROGRAM => "spliceway.toml(5), splice(2), systemd.socket(5)",
+        "run" | "check" | "schema" | "print-config" => "spliceway(1), spliceway.toml(5)",
         _ => "spliceway(1)",
     };
     roff.control("SH", ["SEE ALSO"]).text([roman(others)]);
