@@ -149,9 +149,22 @@ pub struct TlsStatus {
     /// The changed files that cannot be used, so that the previous TLS files stay in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stale: Option<StaleStatus>,
+    /// The list of revoked certificates of clients that expires first. `None` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crl: Option<CrlStatus>,
     /// The names for which ACME issues certificates. Those whose last try failed come first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub acme: Vec<AcmeStatus>,
+}
+
+/// A list of revoked certificates, and the time of its next update, when it expires.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CrlStatus {
+    pub file: String,
+    pub expires: String,
+    /// The time is negative afterwards.
+    pub expires_in_seconds: i64,
 }
 
 /// A name for which ACME issues a certificate.

@@ -150,13 +150,12 @@ fn make_harmless(value: &mut Value) {
 
 fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
-    let help = match error.kind() {
+    Error::new(&match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            ": start the program with --admin, and give the same --admin here"
+            format!("no spliceway at unix:{path}: it does not run, or runs without this --admin ({error})")
         }
-        _ => "",
-    };
-    Error::new(&format!("{path}: {error}{help}"))
+        _ => format!("{path}: {error}"),
+    })
 }
 
 async fn exchange(socket: &Path, head: Builder, body: Bytes) -> Result<(StatusCode, Bytes), Error> {

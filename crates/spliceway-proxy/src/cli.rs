@@ -9,17 +9,17 @@ mod print;
 mod service;
 #[cfg(test)]
 mod tests;
+mod tips;
 mod user;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_operator as operator;
-use spliceway_protocol::address::ListenRange;
 
 use crate::settings::config::{Config, KindArg};
 use crate::settings::{Given, Origin, Source, check, settle};
@@ -34,9 +34,10 @@ pub(crate) use tests::typed;
 
 /// Reads the command line.
 pub(crate) fn parse() -> Action {
-    let mut matches = match Cli::command().try_get_matches() {
+    let typed: Vec<_> = std::env::args_os().collect();
+    let mut matches = match matches(&typed) {
         Ok(matches) => matches,
-        Err(wrong) => return Action::Usage(with_tip(wrong)),
+        Err(wrong) => return Action::Usage(wrong),
     };
     let names = names(&matches);
     let cli = match Cli::from_arg_matches_mut(&mut matches) {
@@ -67,23 +68,12 @@ fn names(mut matches: &ArgMatches) -> Vec<String> {
     names
 }
 
-/// Adds a tip to what clap says about an unknown argument.
-fn with_tip(mut wrong: clap::Error) -> clap::Error {
-    if wrong.kind() == ErrorKind::UnknownArgument
-        && let Some(ContextValue::String(argument)) = wrong.get(ContextKind::InvalidArg)
-        && let Some(tip) = service::tip(&wrong, argument).or_else(|| tip(argument))
-    {
-        wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    }
-    wrong
-}
-
-fn tip(argument: &str) -> Option<String> {
-    if ["-c", "--config"].contains(&argument) {
-        return Some("to serve what a file describes, type spliceway run FILE".to_owned());
-    }
-    let is_address = argument.parse::<ListenRange>().is_ok() && argument.contains(':');
-    is_address.then(|| format!("to listen there, type -l {argument}"))
+/// Reads these words, of which the first one is the name of the program. An error has a tip if the
+/// mistake is a usual one.
+fn matches(typed: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let command = Cli::command();
+    let matches = command.clone().try_get_matches_from(typed);
+    matches.map_err(|wrong| tips::with_tip(wrong, typed.get(1..).unwrap_or_default(), &command))
 }
 
 const EXAMPLES: &str = "\
@@ -448,8 +438,9 @@ impl Cli {
             Some(Command::Schema) => Ok(Action::Print(print::schema())),
             Some(Command::PrintConfig { flags }) => {
                 let program = OsString::from("spliceway");
-                let cli =
-                    Self::try_parse_from(std::iter::once(program).chain(flags)).unwrap_or_else(|wrong| wrong.exit());
+                let typed: Vec<_> = std::iter::once(program).chain(flags).collect();
+                let cli = matches(&typed).and_then(|matches| Self::from_arg_matches(&matches));
+                let cli = cli.unwrap_or_else(|wrong| wrong.exit());
                 let Some(config) = cli.config() else {
                     return Err(Refused::Usage(
                         "expected the flags of a service after print-config".to_owned(),

@@ -36,6 +36,7 @@ mod issuers;
 pub(crate) mod names;
 mod ocsp;
 mod pem;
+mod rsa;
 pub(crate) mod server;
 mod shared_keys;
 mod stamp;

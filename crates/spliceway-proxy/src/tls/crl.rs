@@ -4,6 +4,7 @@
 //! one name. A certificate is revoked if any such list has its number. Otherwise, it needs one that
 //! covers it and has not expired.
 
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -49,6 +50,14 @@ pub(super) struct Crl {
     signer: OnceLock<Box<[u8]>>,
     scope: Scope,
     age: Age,
+}
+
+/// Why a list cannot be used, with the remedy.
+#[derive(Debug)]
+pub(super) enum BadCrl {
+    Damaged(String),
+    Unsupported(String),
+    NoNextUpdate,
 }
 
 /// A CA, and where its certificate is.
@@ -288,16 +297,17 @@ impl Crl {
         }
     }
 
-    fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, String> {
-        let checked = BorrowedCertRevocationList::from_der(&list).map_err(|error| words(&error))?;
+    fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, BadCrl> {
+        let damaged = |error: der::Error| BadCrl::Damaged(error.to_string());
+        let checked = BorrowedCertRevocationList::from_der(&list)?;
         let revoked = checked.into_iter().map(|one| Ok(one?.serial_number.into()));
         let revoked: Result<Vec<Box<[u8]>>, Error> = revoked.collect();
-        let mut revoked = revoked.map_err(|error| words(&error))?;
+        let mut revoked = revoked?;
         revoked.sort_unstable();
         let issuer_der = CertRevocationList::from(checked).issuer().into();
-        let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(|error| error.to_string())?;
+        let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(damaged)?;
         let parsed = parsed.tbs_cert_list;
-        let next_update = parsed.next_update.ok_or("it has no time of the next update")?;
+        let next_update = parsed.next_update.ok_or(BadCrl::NoNextUpdate)?;
         let extension = |id| {
             let mut all = parsed.crl_extensions.iter().flatten();
             let found = all.find(|extension| extension.extn_id == id)?;
@@ -316,7 +326,7 @@ impl Crl {
             signer: OnceLock::new(),
             scope: Scope {
                 key: extension(ISSUER_KEY),
-                distribution_point: point.transpose().map_err(|error| error.to_string())?,
+                distribution_point: point.transpose().map_err(damaged)?,
                 issuer: parsed.issuer,
                 issuer_der,
             },
@@ -326,6 +336,40 @@ impl Crl {
             },
             list,
         })
+    }
+}
+
+impl From<Error> for BadCrl {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::UnsupportedCrlVersion
+            | Error::UnsupportedDeltaCrl
+            | Error::UnsupportedIndirectCrl
+            | Error::UnsupportedCriticalExtension
+            | Error::UnsupportedRevocationReason
+            | Error::UnsupportedRevocationReasonsPartitioning
+            | Error::UnsupportedCrlIssuingDistributionPoint => Self::Unsupported(words(&error)),
+            error => Self::Damaged(words(&error)),
+        }
+    }
+}
+
+impl Display for BadCrl {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(why) => write!(
+                f,
+                "the list of revoked certificates is damaged ({why}): copy the file again, or get a new one of the CA"
+            ),
+            Self::Unsupported(why) => write!(
+                f,
+                "the list of revoked certificates cannot be used ({why}): expected a whole list of version 2 \
+                 (RFC 5280), which OpenSSL writes with `crl_extensions`"
+            ),
+            Self::NoNextUpdate => f.write_str(
+                "the list of revoked certificates has no time of the next update: OpenSSL writes one with `-crldays`",
+            ),
+        }
     }
 }
 

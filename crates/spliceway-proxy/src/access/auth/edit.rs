@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::file::{FILE_MAX_BYTES, NO_USERS, Place, lines, parse};
+use rustix::fs::Access;
+
 use crate::kit::named_file::{self, Unreadable};
 use crate::kit::replacement;
 
@@ -59,6 +61,8 @@ pub(crate) enum EditError {
     Owner(PathBuf, u32, u32),
     /// The new file belongs to another user, who could still write to it.
     Foreign(PathBuf, u32),
+    /// No file can be written in this folder.
+    Folder(PathBuf, io::Error),
     /// What cannot be done to this file.
     Io(&'static str, PathBuf, io::Error),
 }
@@ -78,7 +82,10 @@ impl Edit {
     pub(crate) fn check(&self) -> Result<(), EditError> {
         let target = self.target()?;
         let found = self.find(&target)?;
-        self.changed(&found.text, "").map(drop)
+        self.changed(&found.text, "")?;
+        let folder = folder_of(&target);
+        let access = rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK);
+        access.map_err(|error| EditError::Folder(folder.into(), error.into()))
     }
 
     /// Changes the file, and returns warnings about its lines. The call blocks.
@@ -128,8 +135,7 @@ impl Edit {
         }
         fs::rename(new, target).map_err(|error| EditError::Io("rename", new.into(), error))?;
         // The file has its name already, and only a crash of the machine could take it back.
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        let _ = File::open(folder_of(target)).and_then(|folder| folder.sync_all());
         Ok(text)
     }
 
@@ -214,6 +220,12 @@ fn warnings(path: &Path, text: &str) -> Vec<String> {
     warnings
 }
 
+/// Returns the folder of a file, in which the new file is written first.
+fn folder_of(target: &Path) -> &Path {
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
 fn text_of(path: &Path) -> Result<String, EditError> {
     let read = named_file::read(path, FILE_MAX_BYTES);
     Ok(read.map_err(|why| EditError::Unreadable(path.into(), why))?.text)
@@ -285,6 +297,18 @@ impl fmt::Display for EditError {
                 path.display()
             ),
             Self::Foreign(path, user) => write!(f, "{}: belongs to user {user}: remove it", path.display()),
+            Self::Folder(path, error) if error.kind() == io::ErrorKind::NotFound => {
+                write!(
+                    f,
+                    "{}: there is no such folder: create it, or correct the path",
+                    path.display()
+                )
+            }
+            Self::Folder(path, error) => write!(
+                f,
+                "cannot write in the folder {}: {error}: do this as a user who can, such as root",
+                path.display()
+            ),
             Self::Io(what, path, error) => write!(f, "cannot {what} {}: {error}", path.display()),
         }
     }

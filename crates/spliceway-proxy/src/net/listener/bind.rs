@@ -52,8 +52,11 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
     };
     bound.map_err(|error| {
         let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
+        let is_of_file = matches!(address, ListenAddress::Unix { .. });
         let remedy = if is_refused && is_privileged(address) {
             PRIVILEGE
+        } else if is_of_file && error.kind() == io::ErrorKind::NotFound {
+            ": create its folder, or correct the path"
         } else {
             ""
         };

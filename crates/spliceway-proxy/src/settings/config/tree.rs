@@ -124,7 +124,7 @@ fn right_part<'i>(
         });
         let whole = (!is_in_array).then(|| key.get_ref().to_string());
         let fault = sources.fault(&error, 0, "");
-        faults.add(Fault {
+        faults.add_of_value(Fault {
             key: shown.or(whole).unwrap_or_default().into(),
             ..fault
         });
@@ -255,17 +255,17 @@ impl Step<'_> {
         for (key, value) in entries {
             let span = self.moved(key.span());
             let mut name = key.into_inner();
-            if let Err(Unknown { problem, meant }) = self.schema.check(path, &name) {
+            let (is_table, is_array) = match value.get_ref() {
+                DeValue::Table(_) => (true, false),
+                DeValue::Array(array) => (false, array.iter().any(|value| value.get_ref().is_table())),
+                _ => (false, false),
+            };
+            if let Err(Unknown { problem, meant }) = self.schema.check(path, &name, is_table || is_array) {
                 if self.faults.have_lost(span.start) {
                     continue;
                 }
                 self.faults.add(Fault::new(Some(span.start), "", problem));
                 // What is wrong in a table with a misspelt name is shown too.
-                let (is_table, is_array) = match value.get_ref() {
-                    DeValue::Table(_) => (true, false),
-                    DeValue::Array(array) => (false, array.iter().any(|value| value.get_ref().is_table())),
-                    _ => (false, false),
-                };
                 match meant {
                     Some(meant) if is_array || (is_table && !given.contains(&meant)) => name = meant.into(),
                     meant => {
@@ -318,7 +318,7 @@ impl Step<'_> {
             return value;
         }
         // The parser may have lost a bracket itself.
-        if !self.faults.have_lost(key.start) {
+        if !self.faults.have_lost_before(key.start) {
             self.faults.add(Fault::new(Some(key.start), "", problem));
         }
         Spanned::new(value.span(), DeValue::Array(DeArray::from_iter([value])))
