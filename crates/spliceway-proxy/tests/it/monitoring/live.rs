@@ -120,7 +120,7 @@ fn every_panel_and_alert_moves_when_something_happens_and_not_before() {
     let (began, prometheus) = (now(), Prometheus::start(&targets, &rules()));
     let until = Instant::now() + DEADLINE;
     // Each window of a query fits into this time.
-    while prometheus.range("count_over_time(up[1h]) >= 14", began).len() < targets.len() {
+    while prometheus.range("count_over_time(up[1h]) >= 11", began).len() < targets.len() {
         assert!(Instant::now() < until, "no scrapes");
         scene.be_normal();
         let_pass(Duration::from_millis(200));
