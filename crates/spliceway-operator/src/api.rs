@@ -2,10 +2,11 @@
 //! and the commands read them.
 #![expect(missing_docs, reason = "a field without a comment has a name that says it")]
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The state of the program.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Status {
     pub version: String,
@@ -41,7 +42,7 @@ pub struct Status {
     pub users: Vec<UserStatus>,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionCounts {
     pub active: u64,
@@ -51,7 +52,7 @@ pub struct SessionCounts {
 }
 
 /// What happened per second, over the last seconds.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Rates {
     pub over_seconds: f64,
@@ -63,7 +64,7 @@ pub struct Rates {
 }
 
 /// The sessions of about the last minute.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recent {
     pub over_seconds: f64,
@@ -79,7 +80,7 @@ pub struct Recent {
 }
 
 /// Whether a service needs the operator, the worst first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No backend gets clients, or most sessions fail.
@@ -93,7 +94,7 @@ pub enum Health {
 }
 
 /// How many backends get clients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct BackendCounts {
     pub up: u64,
@@ -102,7 +103,7 @@ pub struct BackendCounts {
     pub all: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServiceStatus {
     pub name: String,
@@ -137,7 +138,7 @@ pub struct ServiceStatus {
 }
 
 /// The certificates of a service.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsStatus {
     pub certificates: u64,
@@ -155,7 +156,7 @@ pub struct TlsStatus {
 }
 
 /// A name for which ACME issues a certificate.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AcmeStatus {
     pub name: String,
@@ -170,7 +171,7 @@ pub struct AcmeStatus {
 }
 
 /// Why and since when changed certificates are not in force.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StaleStatus {
     pub since: String,
@@ -178,7 +179,7 @@ pub struct StaleStatus {
 }
 
 /// One of several backends of a forwarder.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Backend {
     pub name: String,
@@ -197,7 +198,7 @@ pub struct Backend {
 }
 
 /// Why and since when something does not work.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Trouble {
     pub since: String,
@@ -206,7 +207,7 @@ pub struct Trouble {
 }
 
 /// The pipe pool.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Pipes {
     pub lent: u64,
@@ -218,14 +219,14 @@ pub struct Pipes {
 }
 
 /// How often something happened for this reason.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ReasonCount {
     pub reason: String,
     pub count: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
     pub sessions: u64,
@@ -234,7 +235,7 @@ pub struct Limits {
     pub pipe_pages: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LogStatus {
     pub level: String,
@@ -242,7 +243,7 @@ pub struct LogStatus {
 }
 
 /// A page of the list of sessions.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionPage {
     pub sessions: Vec<SessionView>,
@@ -251,7 +252,7 @@ pub struct SessionPage {
 }
 
 /// A page of the list of users.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UserPage {
     pub users: Vec<UserStatus>,
@@ -260,7 +261,7 @@ pub struct UserPage {
 }
 
 /// The account of a user, for the operator.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UserStatus {
     pub user: String,
@@ -278,7 +279,7 @@ pub struct UserStatus {
 }
 
 /// The bytes of a user in a day or a month.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PeriodStatus {
     /// `day` or `month`.
@@ -291,7 +292,7 @@ pub struct PeriodStatus {
 }
 
 /// One open session.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionView {
     pub id: u64,
@@ -325,14 +326,14 @@ pub struct SessionView {
 }
 
 /// All services.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServiceList {
     pub services: Vec<ListedService>,
 }
 
 /// One service, and where its table is.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ListedService {
     pub name: String,
@@ -344,6 +345,7 @@ pub struct ListedService {
     /// The version of the table.
     pub etag: String,
     /// The keys of a table `[[service]]`.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub table: serde_json::Value,
 }
 

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::{fmt, io};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::HOST;
+use hyper::header::{HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -24,6 +25,21 @@ use crate::text::harmless;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest answer. A page of 1,000 sessions has about 350 KiB.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
+
+/// The header with the token of the operator. A process has one command, for one program.
+static AUTHORIZATION: OnceLock<HeaderValue> = OnceLock::new();
+
+/// Sends this token with each request.
+///
+/// # Errors
+/// Returns a sentence if the text cannot be in a header. It does not repeat the text.
+pub(crate) fn authorize(token: &str) -> Result<(), Error> {
+    let header = HeaderValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| Error::new("the token has characters that no token has"))?;
+    header.set_sensitive(true);
+    let _ = AUTHORIZATION.set(header);
+    Ok(())
+}
 
 /// Why a command has failed, as a sentence.
 #[derive(Debug)]
@@ -135,7 +151,10 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCo
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| named(&error))?;
-    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    if let Some(authorization) = AUTHORIZATION.get() {
+        request = request.header(hyper::header::AUTHORIZATION, authorization);
+    }
     let request = request.body(Full::<Bytes>::default()).map_err(|error| named(&error))?;
     let answered = async {
         let answer = sender.send_request(request).await.map_err(|error| named(&error))?;

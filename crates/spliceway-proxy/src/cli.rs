@@ -8,6 +8,7 @@ mod hash_password;
 mod print;
 #[cfg(test)]
 mod tests;
+mod token;
 mod user;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use crate::settings::{Given, Origin, Source, check, settle};
 use action::Action;
 use args::ServiceArgs;
 use doctor::DoctorArgs;
+use token::TokenCommand;
 use user::UserCommand;
 
 #[cfg(test)]
@@ -179,6 +181,16 @@ Examples:
 The other lines of the file stay as they are. A running program reads the file
 again at `spliceway reload` or SIGHUP.";
 
+const TOKEN_EXAMPLES: &str = "\
+Examples:
+  spliceway token add tokens panel --scope read,sessions
+  spliceway token del tokens panel && spliceway reload
+  spliceway token list tokens
+
+The scopes are `read` (the state), `sessions` (end sessions), `drain` (drain
+services, set weights) and `write` (everything else). The file has only hashes.
+--admin-remote and --admin-tokens open a socket for the holders of tokens.";
+
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
   spliceway doctor                             does zero copy work here?
@@ -302,12 +314,22 @@ enum Command {
         flags: Vec<OsString>,
     },
     /// Print the JSON schema of configuration files, for editors
-    Schema,
+    Schema {
+        /// Print the OpenAPI document of the admin socket, for generators of clients
+        #[arg(long)]
+        openapi: bool,
+    },
     /// Add, remove and list the users in the file of --auth-file, and set passwords
     #[command(after_help = USER_EXAMPLES)]
     User {
         #[command(subcommand)]
         command: UserCommand,
+    },
+    /// Add, remove and list the tokens in the file of --admin-tokens
+    #[command(after_help = TOKEN_EXAMPLES)]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
     },
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
@@ -404,11 +426,14 @@ struct SocketArgs {
         value_parser = admin_path
     )]
     admin: PathBuf,
+    /// File with the token for a socket of --admin-remote [default: the token in SPLICEWAY_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
 }
 
 impl SocketArgs {
     fn operate(self, command: operator::Command) -> Result<Action, Refused> {
-        Ok(Action::Operate(self.admin, command))
+        Ok(Action::Operate(self.admin, self.token_file, command))
     }
 }
 
@@ -421,6 +446,7 @@ impl Cli {
         match self.command {
             Some(Command::HashPassword { name }) => Ok(Action::HashPassword(name)),
             Some(Command::User { command }) => Ok(Action::User(command)),
+            Some(Command::Token { command }) => Ok(Action::Token(command)),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }
@@ -447,7 +473,8 @@ impl Cli {
                 let settings = check(&config).map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
-            Some(Command::Schema) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: false }) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: true }) => Ok(Action::Print(print::openapi())),
             Some(Command::PrintConfig { flags }) => {
                 let program = OsString::from("spliceway");
                 let cli =
