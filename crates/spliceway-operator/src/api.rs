@@ -80,7 +80,7 @@ pub struct Recent {
 }
 
 /// Whether a service needs the operator, the worst first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No backend gets clients, or most sessions fail.
@@ -107,7 +107,9 @@ pub struct BackendCounts {
 #[serde(default)]
 pub struct ServiceStatus {
     pub name: String,
-    /// Whether the service needs the operator.
+    /// Whether the service needs the operator: `failing`, `degraded` or `ok`.
+    // A generated client would refuse a value that it does not know.
+    #[schemars(with = "String")]
     pub health: Health,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,

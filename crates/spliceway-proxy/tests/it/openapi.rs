@@ -6,6 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::admin::Socket;
+use crate::auth::authenticated;
 use crate::harness::{Program, echo};
 
 /// Returns the document that the program prints.
@@ -145,30 +146,31 @@ fn misfit(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<S
 
 #[test]
 fn the_answers_fit_their_schemas() {
-    let (socket, document) = (Socket::new(), document());
-    let target = echo("127.0.0.1:0").to_string();
-    let address = socket.address();
-    let program = Program::forward(
-        target.parse().unwrap(),
-        &[
-            "--admin",
-            &address,
-            "-r",
-            &target,
-            "--user-max-conns",
-            "7",
-            "--rate-in",
-            "1MB",
-        ],
-    );
+    let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
+    let (address, backend) = (socket.address(), echo("127.0.0.1:0").to_string());
+    let admin = ["--admin", &address];
+    let program = Program::forward(target, &[&admin[..], &["-r", &backend, "--rate-in", "1MB"]].concat());
     let _session = program.connect();
     program.await_sum("spliceway_connections_active", &[], 1);
-    let mut checked = 0;
+    check_answers(&socket, "forward");
+    drop(program);
+    let limits = ["--auth", "ann:wonderland", "--user-max-conns", "7"];
+    let program = Program::socks5(&[&admin[..], &limits].concat());
+    let _session = program.connect();
+    assert_eq!(authenticated(&program, "ann", "wonderland").1, 0);
+    let users = socket.ask("GET", "/v1/users").1;
+    assert_eq!(users["users"][0]["max_conns"], 7);
+    check_answers(&socket, "socks5");
+}
+
+/// Compares the answers to requests that read with what the document says about them.
+fn check_answers(socket: &Socket, service: &str) {
+    let (document, mut checked) = (document(), 0);
     operations(&document, |method, path, operation| {
         if method != "get" {
             return;
         }
-        let path = path.replace("{session}", "1").replace("{service}", "forward");
+        let path = path.replace("{session}", "1").replace("{service}", service);
         let (status, answer) = socket.ask("GET", &path);
         assert_eq!(status, 200, "{path}: {answer}");
         let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];

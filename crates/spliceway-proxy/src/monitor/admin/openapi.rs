@@ -125,7 +125,14 @@ fn parameters(route: &Route) -> Vec<Json> {
             ParameterValue::Number(min, max) => json!({"type": "integer", "minimum": min, "maximum": max}),
             ParameterValue::Flag => json!({"type": "boolean"}),
         };
-        json!({"name": name, "in": "query", "description": about, "schema": schema})
+        let may_be_empty = matches!(value, ParameterValue::Flag);
+        json!({
+            "name": name,
+            "in": "query",
+            "description": about,
+            "schema": schema,
+            "allowEmptyValue": may_be_empty,
+        })
     });
     let conditions = [
         ("If-Match", "Only if the service has this `ETag`"),
