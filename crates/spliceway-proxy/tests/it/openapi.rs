@@ -1,13 +1,14 @@
 //! The OpenAPI document of the admin socket.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::admin::Socket;
 use crate::auth::authenticated;
-use crate::harness::{Program, echo};
+use crate::harness::{Program, echo, read_exactly};
 
 /// Returns the document that the program prints.
 pub(crate) fn document() -> Value {
@@ -157,7 +158,10 @@ fn the_answers_fit_their_schemas() {
     let limits = ["--auth", "ann:wonderland", "--user-max-conns", "7"];
     let program = Program::socks5(&[&admin[..], &limits].concat());
     let _session = program.connect();
-    assert_eq!(authenticated(&program, "ann", "wonderland").1, 0);
+    let (mut client, _) = authenticated(&program, "ann", "wonderland");
+    let request = [&[5, 1, 0, 1, 127, 0, 0, 1][..], &target.port().to_be_bytes()].concat();
+    client.write_all(&request).unwrap();
+    assert_eq!(read_exactly(&mut client, 10)[..2], [5, 0]);
     let users = socket.ask("GET", "/v1/users").1;
     assert_eq!(users["users"][0]["max_conns"], 7);
     check_answers(&socket, "socks5");
