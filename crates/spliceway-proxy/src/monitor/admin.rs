@@ -14,9 +14,9 @@ pub(crate) mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL, WWW_AUTHENTICATE};
-use hyper::{Request, StatusCode};
 use spliceway_operator::api::Reply;
 
 use crate::monitor::control::Control;
@@ -25,7 +25,7 @@ use crate::monitor::overview::Overview;
 pub(super) use access::Access;
 use answer::{Answered, Failed, json};
 pub(crate) use openapi::openapi;
-use route::{Asked, Context, Found, find};
+use route::{Context, Found, Request, find};
 use routes::ROUTES;
 
 /// Answers the operator.
@@ -38,7 +38,7 @@ impl Answers for Admin {
     /// An upgrade waits for a new process to start.
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: hyper::Request<Incoming>) -> Answer {
         let answered = self.route(request).await;
         let mut answer = answered.unwrap_or_else(|Failed(status, why)| json(status, &Reply::Error(why)));
         set(&mut answer, CACHE_CONTROL, "no-store");
@@ -59,7 +59,7 @@ impl Admin {
         }
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Answered {
+    async fn route(&self, request: hyper::Request<Incoming>) -> Answered {
         let (head, body) = request.into_parts();
         let found = find(&ROUTES, head.method.as_str(), head.uri.path());
         let scope = match &found {
@@ -76,8 +76,8 @@ impl Admin {
         let body = route.body.read(body).await?;
         // The token may have been removed while the body arrived.
         let by = check()?;
-        let asked = Asked { head, names, body, by };
-        (route.run)(&self.context, &asked).await
+        let request = Request { head, names, body, by };
+        (route.run)(&self.context, &request).await
     }
 }
 

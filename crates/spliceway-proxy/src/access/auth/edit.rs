@@ -1,4 +1,5 @@
-//! Changes one user in a user file, or one token in a file of tokens. All other lines and comments stay as they are.
+//! Changes one user in a user file, or one token in a file of tokens. All other lines and comments
+//! stay as they are.
 //!
 //! ```text
 //!   lock FILE.new ─▶ read FILE ─▶ change one line ─▶ write FILE.new, sync ─▶ rename it to FILE

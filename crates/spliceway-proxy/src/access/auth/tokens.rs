@@ -1,7 +1,7 @@
 //! The tokens of the admin socket: what each one permits, and the file that has their hashes.
 //!
-//! A token has 256 random bits, so that nobody can guess it from its hash. A slow hash, as passwords
-//! need it, would only delay each request.
+//! A token has 256 random bits, so that nobody can guess it from its hash. A slow hash, as
+//! passwords need it, would only delay each request.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -144,12 +144,12 @@ pub(crate) fn create(scopes: &Scopes) -> (String, String) {
     (token, format!("{scopes}:{hash}"))
 }
 
-/// Reads the tokens in `path`. Empty lines and lines that start with `#` are skipped. A file without
-/// tokens is valid, so that the last one can be removed.
+/// Reads the tokens in `path`. Empty lines and lines that start with `#` are skipped. A file
+/// without tokens is valid, so that the last one can be removed.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or is larger than 1 MiB. It also returns an error for
-/// each invalid line.
+/// Returns an error if the file cannot be read or is larger than 1 MiB. It also returns an error
+/// for each invalid line.
 pub(crate) fn read(path: &Path) -> Result<TokenFile, Vec<FileError>> {
     let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES).map_err(|why| {
         let problem = format!("{why}; `spliceway token add {} NAME` creates it", path.display());

@@ -1,4 +1,5 @@
-//! Describes all requests as an OpenAPI document, from the table of routes and the types of answers.
+//! Describes all requests as an OpenAPI document, from the table of requests and the types of
+//! answers.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};

@@ -8,7 +8,7 @@ use spliceway_operator::api::Reply;
 
 use super::answer::{Answered, Failed, no_service, ok};
 use super::query::flags;
-use super::route::{Asked, Context};
+use super::route::{Context, Request};
 use crate::monitor::control::{By, Order};
 use crate::reach::balance::WEIGHT_MAX;
 use crate::settings::config::LogLevelArg;
@@ -39,21 +39,21 @@ fn levels(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": names.collect::<Vec<_>>()})
 }
 
-pub(super) async fn drain(context: &Context, asked: &Asked) -> Answered {
-    let (name, services) = (&*asked.names[0], context.overview.services());
+pub(super) async fn drain(context: &Context, request: &Request) -> Answered {
+    let (name, services) = (&*request.names[0], context.overview.services());
     let mut names = services.iter().map(|served| served.service.name);
     match names.find(|one| *one == name) {
-        Some(name) => order(context, asked, Order::Drain(name)).await,
+        Some(name) => order(context, request, Order::Drain(name)).await,
         None => Err(no_service(name)),
     }
 }
 
-pub(super) async fn set_weight(context: &Context, asked: &Asked) -> Answered {
+pub(super) async fn set_weight(context: &Context, request: &Request) -> Answered {
     let wrong = || {
         let why = format!("expected {{\"weight\": N}}, where N is from 0 to {WEIGHT_MAX}, or null");
         Failed(StatusCode::BAD_REQUEST, why)
     };
-    let Weight { weight } = serde_json::from_slice(&asked.body).map_err(|_| wrong())?;
+    let Weight { weight } = serde_json::from_slice(&request.body).map_err(|_| wrong())?;
     if weight.is_some_and(|weight| weight > WEIGHT_MAX) {
         return Err(wrong());
     }
@@ -61,7 +61,7 @@ pub(super) async fn set_weight(context: &Context, asked: &Asked) -> Answered {
         let why = "the program ends: another process may already choose the backends".to_owned();
         return Err(Failed(StatusCode::CONFLICT, why));
     }
-    let (service, backend) = (&*asked.names[0], &*asked.names[1]);
+    let (service, backend) = (&*request.names[0], &*request.names[1]);
     let services = context.overview.services();
     let mut served = services.iter().filter(|served| served.service.name == service);
     let served = served.next().ok_or_else(|| no_service(service))?;
@@ -78,52 +78,52 @@ pub(super) async fn set_weight(context: &Context, asked: &Asked) -> Answered {
         Some(weight) => format!("backend {backend} has the weight {weight}"),
         None => format!("backend {backend} has the weight of the configuration"),
     };
-    tracing::info!(service, "admin: {what}{}", asked.by);
+    tracing::info!(service, "admin: {what}{}", request.by);
     ok(&Reply::Done(what))
 }
 
-pub(super) async fn level(_: &Context, _: &Asked) -> Answered {
+pub(super) async fn level(_: &Context, _: &Request) -> Answered {
     ok(&Level {
         level: crate::log::level(),
     })
 }
 
-pub(super) async fn set_level(context: &Context, asked: &Asked) -> Answered {
+pub(super) async fn set_level(context: &Context, request: &Request) -> Answered {
     let wrong = || {
         let why = format!("expected {{\"level\": LEVEL}}, where LEVEL is {LEVELS}");
         Failed(StatusCode::BAD_REQUEST, why)
     };
-    let Level { level: new } = serde_json::from_slice(&asked.body).map_err(|_| wrong())?;
+    let Level { level: new } = serde_json::from_slice(&request.body).map_err(|_| wrong())?;
     let new = LogLevelArg::from_str(&new, true).map_err(|_| wrong())?;
     if !crate::log::set_level(new.into()) {
         let why = "the log of this program has no level to change".to_owned();
         return Err(Failed(StatusCode::INTERNAL_SERVER_ERROR, why));
     }
-    tracing::info!(level = crate::log::level(), "admin: sets the log level{}", asked.by);
-    level(context, asked).await
+    tracing::info!(level = crate::log::level(), "admin: sets the log level{}", request.by);
+    level(context, request).await
 }
 
-pub(super) async fn reload(context: &Context, asked: &Asked) -> Answered {
-    let flags = flags(asked.query(), ["end-sessions"]);
+pub(super) async fn reload(context: &Context, request: &Request) -> Answered {
+    let flags = flags(request.query(), ["end-sessions"]);
     let [end_sessions] = flags.map_err(|wrong| Failed(StatusCode::BAD_REQUEST, wrong))?;
-    order(context, asked, Order::Reload { end_sessions }).await
+    order(context, request, Order::Reload { end_sessions }).await
 }
 
-pub(super) async fn reopen(_: &Context, asked: &Asked) -> Answered {
+pub(super) async fn reopen(_: &Context, request: &Request) -> Answered {
     let done = crate::log::reopen().await;
     let done = done.map_err(|why| Failed(StatusCode::CONFLICT, why))?;
     // The log says itself that the file was opened.
-    if asked.by != By::default() {
-        tracing::info!("admin: {done}{}", asked.by);
+    if request.by != By::default() {
+        tracing::info!("admin: {done}{}", request.by);
     }
     ok(&Reply::Done(done))
 }
 
-pub(super) async fn upgrade(context: &Context, asked: &Asked) -> Answered {
-    order(context, asked, Order::Upgrade).await
+pub(super) async fn upgrade(context: &Context, request: &Request) -> Answered {
+    order(context, request, Order::Upgrade).await
 }
 
-async fn order(context: &Context, asked: &Asked, order: Order) -> Answered {
-    let done = context.control.order(order, asked.by.clone()).await?;
+async fn order(context: &Context, request: &Request, order: Order) -> Answered {
+    let done = context.control.order(order, request.by.clone()).await?;
     ok(&Reply::Done(done.text))
 }

@@ -28,15 +28,15 @@ pub(in crate::monitor) struct Route {
     /// The codes of success.
     pub(super) done: &'static [u16],
     pub(super) answer: fn(&mut SchemaGenerator) -> Schema,
-    /// Whether the request is about the version of one service: its answer has an `ETag`, and it may
-    /// have a condition.
+    /// Whether the request is about the version of one service: its answer has an `ETag`, and it
+    /// may have a condition.
     pub(super) has_version: bool,
     /// The codes of errors, without those of tokens.
     pub(super) errors: &'static [u16],
     pub(super) run: Handler,
 }
 
-pub(super) type Handler = for<'a> fn(&'a Context, &'a Asked) -> Answering<'a>;
+pub(super) type Handler = for<'a> fn(&'a Context, &'a Request) -> Answering<'a>;
 pub(super) type Answering<'a> = Pin<Box<dyn Future<Output = Answered> + Send + 'a>>;
 
 /// A key of the part of a URI after `?`.
@@ -77,7 +77,7 @@ pub(super) struct Context {
 }
 
 /// A request that may be carried out.
-pub(super) struct Asked {
+pub(super) struct Request {
     pub(super) head: Parts,
     /// The texts at the parts of the path in braces.
     pub(super) names: Vec<String>,
@@ -155,7 +155,7 @@ impl Body {
     }
 }
 
-impl Asked {
+impl Request {
     pub(super) fn query(&self) -> &str {
         self.head.uri.query().unwrap_or_default()
     }

@@ -12,7 +12,7 @@ use crate::access::auth::tokens::Scope;
 /// Returns what carries out a request.
 macro_rules! run {
     ($handler:path) => {
-        |context, asked| Box::pin($handler(context, asked))
+        |context, request| Box::pin($handler(context, request))
     };
 }
 

@@ -9,7 +9,7 @@ use spliceway_operator::api::{ListedService, Reply, ServiceList};
 
 use super::answer::{Answered, Failed, json, no_service, ok};
 use super::query::flags;
-use super::route::{Asked, Context};
+use super::route::{Context, Request};
 use crate::monitor::control::{Done, Order};
 use crate::monitor::http_server::set;
 use crate::settings::given::version;
@@ -20,7 +20,7 @@ const EXPECTED: &str =
 const EXPECTED_ALL: &str = r#"expected a JSON object with the tables of services by their names, such as {"web": {"to": "a:80"}, "old": null}"#;
 
 /// Lists all services with their tables.
-pub(super) async fn list(context: &Context, _: &Asked) -> Answered {
+pub(super) async fn list(context: &Context, _: &Request) -> Answered {
     let settings = context.overview.settings();
     let services = settings.iter().flat_map(|settings| {
         let all = settings.services.iter();
@@ -32,8 +32,8 @@ pub(super) async fn list(context: &Context, _: &Asked) -> Answered {
 }
 
 /// Shows the table of one service.
-pub(super) async fn show(context: &Context, asked: &Asked) -> Answered {
-    let name = &asked.names[0];
+pub(super) async fn show(context: &Context, request: &Request) -> Answered {
+    let name = &request.names[0];
     let shown = context.overview.settings().and_then(|settings| settings.shown(name));
     let shown = shown.ok_or_else(|| no_service(name))?;
     let mut answer = json(StatusCode::OK, &shown.table);
@@ -41,33 +41,33 @@ pub(super) async fn show(context: &Context, asked: &Asked) -> Answered {
     Ok(answer)
 }
 
-pub(super) async fn put(context: &Context, asked: &Asked) -> Answered {
-    change_one(context, asked, Edit::Put(object(asked, EXPECTED)?)).await
+pub(super) async fn put(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Put(object(request, EXPECTED)?)).await
 }
 
-pub(super) async fn merge(context: &Context, asked: &Asked) -> Answered {
-    change_one(context, asked, Edit::Merge(object(asked, EXPECTED)?)).await
+pub(super) async fn merge(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Merge(object(request, EXPECTED)?)).await
 }
 
-pub(super) async fn remove(context: &Context, asked: &Asked) -> Answered {
-    change_one(context, asked, Edit::Remove).await
+pub(super) async fn remove(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Remove).await
 }
 
-pub(super) async fn add_backend(context: &Context, asked: &Asked) -> Answered {
-    change_one(context, asked, Edit::AddBackend(asked.names[1].clone())).await
+pub(super) async fn add_backend(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::AddBackend(request.names[1].clone())).await
 }
 
-pub(super) async fn remove_backend(context: &Context, asked: &Asked) -> Answered {
-    change_one(context, asked, Edit::RemoveBackend(asked.names[1].clone())).await
+pub(super) async fn remove_backend(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::RemoveBackend(request.names[1].clone())).await
 }
 
-async fn change_one(context: &Context, asked: &Asked, edit: Edit) -> Answered {
-    change(context, asked, [(asked.names[0].clone(), edit)].into()).await
+async fn change_one(context: &Context, request: &Request, edit: Edit) -> Answered {
+    change(context, request, [(request.names[0].clone(), edit)].into()).await
 }
 
 /// Changes any number of services, all of them or none.
-pub(super) async fn change_all(context: &Context, asked: &Asked) -> Answered {
-    let edits = object(asked, EXPECTED_ALL)?.into_iter().map(|(name, table)| {
+pub(super) async fn change_all(context: &Context, request: &Request) -> Answered {
+    let edits = object(request, EXPECTED_ALL)?.into_iter().map(|(name, table)| {
         let edit = match table {
             Json::Null => Edit::RemoveAny,
             Json::Object(table) => Edit::MergeOrAdd(table),
@@ -76,23 +76,23 @@ pub(super) async fn change_all(context: &Context, asked: &Asked) -> Answered {
         Ok((name, edit))
     });
     let edits = edits.collect::<Result<_, _>>()?;
-    let headers = &asked.head.headers;
+    let headers = &request.head.headers;
     if headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH) {
         return Err(bad("If-Match and If-None-Match are for requests about one service"));
     }
-    change(context, asked, edits).await
+    change(context, request, edits).await
 }
 
-async fn change(context: &Context, asked: &Asked, edits: BTreeMap<String, Edit>) -> Answered {
-    let [is_dry_run, persists] = flags(asked.query(), ["dry-run", "persist"]).map_err(|wrong| bad(&wrong))?;
+async fn change(context: &Context, request: &Request, edits: BTreeMap<String, Edit>) -> Answered {
+    let [is_dry_run, persists] = flags(request.query(), ["dry-run", "persist"]).map_err(|wrong| bad(&wrong))?;
     let change = Change {
         edits,
-        condition: condition(&asked.head.headers)?,
+        condition: condition(&request.head.headers)?,
         is_dry_run,
         persists,
     };
     let order = Order::Change(Box::new(change));
-    let Done { text, version, is_new } = context.control.order(order, asked.by.clone()).await?;
+    let Done { text, version, is_new } = context.control.order(order, request.by.clone()).await?;
     let status = if is_new && version.is_some() {
         StatusCode::CREATED
     } else {
@@ -125,8 +125,8 @@ fn bad(why: &str) -> Failed {
     Failed(StatusCode::BAD_REQUEST, why.to_owned())
 }
 
-fn object(asked: &Asked, expected: &str) -> Result<Map<String, Json>, Failed> {
-    serde_json::from_slice(&asked.body).map_err(|error| bad(&format!("{error}: {expected}")))
+fn object(request: &Request, expected: &str) -> Result<Map<String, Json>, Failed> {
+    serde_json::from_slice(&request.body).map_err(|error| bad(&format!("{error}: {expected}")))
 }
 
 fn condition(headers: &HeaderMap) -> Result<Condition, Failed> {
