@@ -9,7 +9,7 @@ use std::{fmt, io};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{HOST, HeaderValue};
+use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -25,21 +25,6 @@ use crate::text::harmless;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest answer. A page of 1,000 sessions has about 350 KiB.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
-
-/// The header with the token of the operator. A process has one command, for one program.
-static AUTHORIZATION: OnceLock<HeaderValue> = OnceLock::new();
-
-/// Sends this token with each request.
-///
-/// # Errors
-/// Returns a sentence if the text cannot be in a header. It does not repeat the text.
-pub(crate) fn authorize(token: &str) -> Result<(), Error> {
-    let header = HeaderValue::try_from(format!("Bearer {token}"));
-    let mut header = header.map_err(|_| Error::new("the token has characters that no token has"))?;
-    header.set_sensitive(true);
-    let _ = AUTHORIZATION.set(header);
-    Ok(())
-}
 
 /// Why a command has failed, as a sentence.
 #[derive(Debug)]
@@ -118,6 +103,30 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     serde_json::from_value(value)
 }
 
+/// The header with the token of the operator. A process has one command, for one program.
+static AUTHORIZATION: OnceLock<hyper::header::HeaderValue> = OnceLock::new();
+
+/// Sends this token with each request.
+///
+/// # Errors
+/// Returns a sentence if the text cannot be in a header. It does not repeat the text.
+pub(crate) fn authorize(token: &str) -> Result<(), Error> {
+    let header = hyper::header::HeaderValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| Error::new("the token has characters that no token has"))?;
+    header.set_sensitive(true);
+    let _ = AUTHORIZATION.set(header);
+    Ok(())
+}
+
+/// Returns the request with the token of the operator, if there is one.
+fn authorized(mut request: Request<Full<Bytes>>) -> Request<Full<Bytes>> {
+    if let Some(token) = AUTHORIZATION.get() {
+        let headers = request.headers_mut();
+        headers.insert(hyper::header::AUTHORIZATION, token.clone());
+    }
+    request
+}
+
 fn make_harmless(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -151,13 +160,13 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCo
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| named(&error))?;
-    let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
-    if let Some(authorization) = AUTHORIZATION.get() {
-        request = request.header(hyper::header::AUTHORIZATION, authorization);
-    }
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
     let request = request.body(Full::<Bytes>::default()).map_err(|error| named(&error))?;
     let answered = async {
-        let answer = sender.send_request(request).await.map_err(|error| named(&error))?;
+        let answer = sender
+            .send_request(authorized(request))
+            .await
+            .map_err(|error| named(&error))?;
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
         Ok((head.status, body.map_err(|error| named(&error))?.to_bytes()))

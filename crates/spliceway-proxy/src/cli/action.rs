@@ -74,12 +74,15 @@ impl Action {
 }
 
 fn operate(socket: &Path, token_file: Option<&Path>, command: &spliceway_operator::Command) -> ExitCode {
-    let token = token(token_file);
-    let run = |token: Option<String>| {
-        spliceway_operator::run(socket, token.as_deref(), command).map_err(|error| error.to_string())
+    let token = match token(token_file) {
+        Ok(token) => token,
+        Err(why) => {
+            log::announce(Level::ERROR, &format_args!("spliceway: {why}"));
+            return ExitCode::FAILURE;
+        }
     };
-    token.and_then(run).unwrap_or_else(|why| {
-        log::announce(Level::ERROR, &format_args!("spliceway: {why}"));
+    spliceway_operator::run(socket, token.as_deref(), command).unwrap_or_else(|error| {
+        log::announce(Level::ERROR, &format_args!("spliceway: {error}"));
         ExitCode::FAILURE
     })
 }
