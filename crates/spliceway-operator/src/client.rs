@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -134,6 +135,30 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     serde_json::from_value(value)
 }
 
+/// The header with the token of the operator. A process has one command, for one program.
+static AUTHORIZATION: OnceLock<hyper::header::HeaderValue> = OnceLock::new();
+
+/// Sends this token with each request.
+///
+/// # Errors
+/// Returns a sentence if the text cannot be in a header. It does not repeat the text.
+pub(crate) fn authorize(token: &str) -> Result<(), Error> {
+    let header = hyper::header::HeaderValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| Error::new("the token has characters that no token has"))?;
+    header.set_sensitive(true);
+    let _ = AUTHORIZATION.set(header);
+    Ok(())
+}
+
+/// Returns the request with the token of the operator, if there is one.
+fn authorized(mut request: Request<Full<Bytes>>) -> Request<Full<Bytes>> {
+    if let Some(token) = AUTHORIZATION.get() {
+        let headers = request.headers_mut();
+        headers.insert(hyper::header::AUTHORIZATION, token.clone());
+    }
+    request
+}
+
 fn make_harmless(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -168,7 +193,10 @@ async fn exchange(socket: &Path, head: Builder, body: Bytes) -> Result<(StatusCo
         .map_err(|error| named(&error))?;
     let request = head.body(Full::new(body)).map_err(|error| named(&error))?;
     let answered = async {
-        let answer = sender.send_request(request).await.map_err(|error| named(&error))?;
+        let answer = sender
+            .send_request(authorized(request))
+            .await
+            .map_err(|error| named(&error))?;
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
         Ok((head.status, body.map_err(|error| named(&error))?.to_bytes()))

@@ -55,12 +55,14 @@ pub enum Command {
     Top,
 }
 
-/// Sends a command to the program behind this admin socket, and prints the answer. The code is 0 if
-/// the program has done what the command asks for. For `status`, it must also be ready.
+/// Sends a command to the program behind this admin socket, with this token if the socket needs
+/// one, and prints the answer. The code is 0 if the program has done what the command asks for. For
+/// `status`, it must also be ready.
 ///
 /// # Errors
 /// Returns a sentence if there is no answer, or if the program refuses the command.
-pub fn run(socket: &Path, command: &Command) -> Result<ExitCode, Error> {
+pub fn run(socket: &Path, token: Option<&str>, command: &Command) -> Result<ExitCode, Error> {
+    token.map_or(Ok(()), client::authorize)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match command {
         Command::Status { json } => {

@@ -10,6 +10,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 mod tips;
+mod token;
 mod user;
 
 use std::ffi::OsString;
@@ -27,6 +28,7 @@ use action::{Action, Refused, SocketArgs};
 use args::ServiceArgs;
 use doctor::DoctorArgs;
 use service::{BACKEND_EXAMPLES, BackendCommand, SERVICE_EXAMPLES, ServiceCommand};
+use token::TokenCommand;
 use user::UserCommand;
 
 #[cfg(test)]
@@ -173,6 +175,16 @@ Examples:
 The other lines of the file stay as they are. A running program reads the file
 again at `spliceway reload` or SIGHUP.";
 
+const TOKEN_EXAMPLES: &str = "\
+Examples:
+  spliceway token add tokens panel --scope read,sessions
+  spliceway token del tokens panel && spliceway reload
+  spliceway token list tokens
+
+The scopes are `read` (the state), `sessions` (end sessions), `drain` (drain
+services, set weights) and `write` (everything else). The file has only hashes.
+--admin-remote and --admin-tokens open a socket for the holders of tokens.";
+
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
   spliceway doctor                             does zero copy work here?
@@ -296,12 +308,22 @@ enum Command {
         flags: Vec<OsString>,
     },
     /// Print the JSON schema of configuration files, for editors
-    Schema,
+    Schema {
+        /// Print the OpenAPI document of the admin socket, for generators of clients
+        #[arg(long)]
+        openapi: bool,
+    },
     /// Add, remove and list the users in the file of --auth-file, and set passwords
     #[command(after_help = USER_EXAMPLES)]
     User {
         #[command(subcommand)]
         command: UserCommand,
+    },
+    /// Add, remove and list the tokens in the file of --admin-tokens
+    #[command(after_help = TOKEN_EXAMPLES)]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
     },
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
@@ -409,6 +431,7 @@ impl Cli {
             Some(Command::User { command }) => Ok(Action::User(command)),
             Some(Command::Service { command }) => command.action(),
             Some(Command::Backend { command }) => command.action(),
+            Some(Command::Token { command }) => Ok(Action::Token(command)),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }
@@ -435,7 +458,8 @@ impl Cli {
                 let settings = check(&config).map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
-            Some(Command::Schema) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: false }) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: true }) => Ok(Action::Print(print::openapi())),
             Some(Command::PrintConfig { flags }) => {
                 let program = OsString::from("spliceway");
                 let typed: Vec<_> = std::iter::once(program).chain(flags).collect();
