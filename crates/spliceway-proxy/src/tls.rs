@@ -17,6 +17,7 @@
 pub(crate) mod acme;
 pub(crate) mod agreed;
 mod anchors;
+mod bad_crl;
 pub(crate) mod bad_files;
 pub(crate) mod certificate;
 pub(crate) mod chain;

@@ -11,9 +11,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 
+use super::bad_crl::BadCrl;
 pub(crate) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
-use super::crl::BadCrl;
 use super::issuers::NotAnIssuer;
 use super::ocsp;
 use super::pem;

@@ -4,7 +4,6 @@
 //! one name. A certificate is revoked if any such list has its number. Otherwise, it needs one that
 //! covers it and has not expired.
 
-use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -22,11 +21,11 @@ use x509_cert::ext::pkix::crl::dp::{DistributionPoint, IssuingDistributionPoint}
 use x509_cert::ext::pkix::name::{DistributionPointName, GeneralName};
 use x509_cert::name::Name;
 
+use super::bad_crl::BadCrl;
 use super::certificate::{BadFile, Validity, Why, read};
 use super::chain::{Doubt, Link, What, doubt_about_crl};
 use super::issuers::Authority;
 use super::pem;
-use crate::kit::tls_error::words;
 
 /// The longest file of revoked certificates that is read. It has room for a million of them.
 const FILE_MAX_BYTES: usize = 64 << 20;
@@ -50,14 +49,6 @@ pub(super) struct Crl {
     signer: OnceLock<Box<[u8]>>,
     scope: Scope,
     age: Age,
-}
-
-/// Why a list cannot be used, with the remedy.
-#[derive(Debug)]
-pub(super) enum BadCrl {
-    Damaged(String),
-    Unsupported(String),
-    NoNextUpdate,
 }
 
 /// A CA, and where its certificate is.
@@ -336,40 +327,6 @@ impl Crl {
             },
             list,
         })
-    }
-}
-
-impl From<Error> for BadCrl {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::UnsupportedCrlVersion
-            | Error::UnsupportedDeltaCrl
-            | Error::UnsupportedIndirectCrl
-            | Error::UnsupportedCriticalExtension
-            | Error::UnsupportedRevocationReason
-            | Error::UnsupportedRevocationReasonsPartitioning
-            | Error::UnsupportedCrlIssuingDistributionPoint => Self::Unsupported(words(&error)),
-            error => Self::Damaged(words(&error)),
-        }
-    }
-}
-
-impl Display for BadCrl {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Damaged(why) => write!(
-                f,
-                "the list of revoked certificates is damaged ({why}): copy the file again, or get a new one of the CA"
-            ),
-            Self::Unsupported(why) => write!(
-                f,
-                "the list of revoked certificates cannot be used ({why}): expected a whole list of version 2 \
-                 (RFC 5280), which OpenSSL writes with `crl_extensions`"
-            ),
-            Self::NoNextUpdate => f.write_str(
-                "the list of revoked certificates has no time of the next update: OpenSSL writes one with `-crldays`",
-            ),
-        }
     }
 }
 

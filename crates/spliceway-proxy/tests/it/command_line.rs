@@ -46,6 +46,7 @@ fn a_mistake_on_the_command_line_has_its_remedy() {
         (&["http", "--max-conns", "0"], "expected a number, 1 or more"),
         (
             &["http", "-l", "1080"],
+            // Port because the program refuses it before it listens.
             "write 127.0.0.1:1080 for this machine, or :1080",
         ),
         (&["http", "-l", ":99999"], "ports end at 65535"),

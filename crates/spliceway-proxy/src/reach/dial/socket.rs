@@ -39,8 +39,8 @@ impl SocketSettings {
     /// start.
     ///
     /// # Errors
-    /// Returns an error for a permanent problem: a privilege is missing. A problem that may go away,
-    /// such as a missing interface, is only logged.
+    /// Returns an error if a privilege is missing. A problem that may go away, such as a missing
+    /// interface, is only logged.
     pub(super) fn probe(&self) -> io::Result<()> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         match self.steer(&socket) {

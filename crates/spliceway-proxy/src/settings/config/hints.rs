@@ -121,6 +121,13 @@ fn of_address(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
     if inner != text && fits(inner) {
         return Some(format!("there are characters around the address: write {inner} alone"));
     }
+    if let Some((before, name)) = text.split_once('$')
+        && !name.starts_with('{')
+    {
+        let end = name.find(|char: char| !char.is_ascii_alphanumeric() && char != '_');
+        let (name, after) = name.split_at(end.unwrap_or(name.len()));
+        return (!name.is_empty()).then(|| format!("a variable has braces: write {before}${{{name}}}{after}"));
+    }
     if text.starts_with('/') && fits(&format!("unix:{text}")) {
         return Some(format!("a Unix socket has a prefix: write unix:{text}"));
     }

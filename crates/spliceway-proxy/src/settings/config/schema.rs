@@ -9,7 +9,7 @@ use super::{Config, declared};
 const SIMILAR: f64 = 0.75;
 
 /// Keys of other programs, and those of this program that do the same.
-const FOREIGN: [(&str, &str); 22] = [
+const FOREIGN: [(&str, &str); 25] = [
     ("accept", "listen"),
     ("addr", "listen"),
     ("addr", "to"),
@@ -30,8 +30,11 @@ const FOREIGN: [(&str, &str); 22] = [
     ("protocol", "kind"),
     ("remote", "to"),
     ("server", "to"),
+    ("ssl", "tls_cert"),
     ("target", "to"),
+    ("tls", "tls_cert"),
     ("type", "kind"),
+    ("users", "auth_file"),
 ];
 
 /// A key that does not exist.
@@ -239,7 +242,7 @@ fn collect(schema: &Json, path: &str, all: &mut Vec<(String, String)>) {
 }
 
 fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a str> {
-    let key = key.replace('-', "_");
+    let key = key.replace('-', "_").to_ascii_lowercase();
     let rated = keys.map(|have| (strsim::normalized_damerau_levenshtein(have, &key), have));
     let best = rated.filter(|(likeness, _)| *likeness >= SIMILAR);
     best.max_by(|(a, _), (b, _)| a.total_cmp(b))

@@ -1,5 +1,7 @@
 //! What is wrong in a file that is not valid TOML, and what of it can be read nevertheless.
 
+use std::ops::Range;
+
 use toml::de::{DeTable, DeValue, Error};
 
 use super::files::{Source, Sources};
@@ -32,28 +34,32 @@ pub(super) fn check(
         return;
     }
     let mut last = None;
-    // The end of a table that is given twice. Its keys may be given twice too.
-    let mut again = 0;
+    // The end of a table that is given twice, whose keys may be given twice too, and the end of an
+    // array that has swallowed the lines behind it.
+    let (mut again, mut swallowed) = (0, 0);
     for (error, at) in errors.iter().zip(starts) {
         let line = source.line(at);
         let is_twice = error.message() == TWICE;
-        if last.replace(line.start) == Some(line.start) || (is_twice && at < again) {
+        if last.replace(line.start) == Some(line.start) || (is_twice && at < again) || at < swallowed {
             continue;
         }
         let text = &source.text[line.clone()];
         let fault = sources.fault(error, source.start, "");
         let is_head = text.trim_start().starts_with('[');
-        let enclosing = enclosing(table, at).filter(|(_, start)| !is_head && *start < line.start);
+        let enclosing = enclosing(table, at).filter(|(_, range)| !is_head && range.start < line.start);
         let problem = match &enclosing {
-            Some((key, _)) if key_of(text).is_some_and(|(_, value)| value.is_some()) => {
+            Some((key, range)) if key_of(text).is_some_and(|(_, value)| value.is_some()) => {
+                swallowed = range.end;
+                faults.lose(source.start + at..source.start + range.end);
                 Some(format!("the array of {key} has no end: expected `]` before this line"))
             }
             _ if is_twice => several_of(text).map(str::to_owned),
             _ => remedy(text),
         };
         if let Some(several) = several_of(text).filter(|_| is_twice) {
-            let first = source.text.lines().take_while(|line| line.trim() != text.trim());
-            let before: usize = first.map(|line| line.len() + 1).sum();
+            let lines = source.text.split_inclusive('\n');
+            let first = lines.take_while(|line| line.trim() != text.trim());
+            let before: usize = first.map(str::len).sum();
             faults.add(Fault::new(Some(source.start + before), "", several));
         }
         let problem = problem.unwrap_or_else(|| fault.problem.into_owned());
@@ -73,7 +79,7 @@ pub(super) fn check(
         // A line that begins or ends something else may take other lines with it.
         let found = key_of(text).map(|(key, value)| (key, value, line.start + text.find(key).unwrap_or(0)));
         let found = match enclosing {
-            Some((key, offset)) => remove(table, offset).map(|scope| (key, scope)),
+            Some((key, range)) => remove(table, range.start).map(|scope| (key, scope)),
             None => found.and_then(|(key, _, offset)| Some((key.to_owned(), remove(table, offset)?))),
         };
         match (found, key_of(text)) {
@@ -111,8 +117,8 @@ fn several_of(line: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the key whose value is an array with this offset in it, and where the key is.
-fn enclosing(table: &DeTable<'_>, at: usize) -> Option<(String, usize)> {
+/// Returns the key whose value is an array with this offset in it, and the range of both.
+fn enclosing(table: &DeTable<'_>, at: usize) -> Option<(String, Range<usize>)> {
     table.iter().find_map(|(key, value)| match value.get_ref() {
         DeValue::Table(table) => enclosing(table, at),
         DeValue::Array(array) => {
@@ -121,7 +127,8 @@ fn enclosing(table: &DeTable<'_>, at: usize) -> Option<(String, usize)> {
                 return tables.find_map(|table| enclosing(table, at));
             }
             let is_inside = value.span().contains(&at);
-            is_inside.then(|| (key.get_ref().to_string(), key.span().start))
+            let range = key.span().start..value.span().end;
+            is_inside.then(|| (key.get_ref().to_string(), range))
         }
         _ => None,
     })
@@ -174,7 +181,33 @@ fn remedy(line: &str) -> Option<String> {
         ));
     }
     let (key, value) = key_of(line)?;
-    let value = value?.split('#').next()?.trim();
+    let Some(value) = value else {
+        let value = trimmed[key.len()..].trim_start().strip_prefix(':')?;
+        return Some(format!(
+            "`=` separates a key from its value: write {key} = {}",
+            value.trim()
+        ));
+    };
+    if value.starts_with('"') && value.contains('\\') {
+        return Some(format!(
+            "a backslash begins an escape: write \\\\ for one, or the text in single quotes: {key} = '{}'",
+            value.trim_matches('"')
+        ));
+    }
+    if value.starts_with('"') && value.matches('"').count() == 1 {
+        return Some(format!("the text has no end: write {key} = {value}\""));
+    }
+    if let Some(values) = value.strip_prefix('[').and_then(|values| values.strip_suffix(']'))
+        && !values.contains(['"', '\'', '['])
+    {
+        let values: Vec<_> = values
+            .split(',')
+            .map(str::trim)
+            .filter(|value| !value.is_empty())
+            .collect();
+        return Some(format!("put text in quotes: {key} = {values:?}"));
+    }
+    let value = value.split('#').next()?.trim();
     let is_text = value.starts_with(|first: char| first.is_alphanumeric() || "/:.*@-_$+~".contains(first));
     if !is_text || value.contains(['"', '\'', '\\']) {
         return value

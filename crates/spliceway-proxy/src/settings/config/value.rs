@@ -362,15 +362,17 @@ impl<'de, W: Word> Visitor<'de> for OneOrManyVisitor<W> {
 
     /// A table may say what a list means: `{ "a.example" = "10.0.0.7:443" }`.
     fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Self::Value, A::Error> {
-        let mut values = Vec::new();
+        let (mut values, mut are_right) = (Vec::new(), true);
         while let Some((key, value)) = table.next_entry::<String, toml::Value>()? {
-            values.push(value.as_str().map(|value| format!("{key}={value}")));
+            let value = value.as_str().unwrap_or_default();
+            let both = format!("{key}={value}");
+            are_right &= W::parse(&both).is_ok() && W::parse(value).is_err();
+            values.push(both);
         }
-        let values: Option<Vec<_>> = values.into_iter().collect();
-        let values = values.filter(|values| !values.is_empty() && values.iter().all(|value| W::parse(value).is_ok()));
-        Err(match values {
-            Some(values) => A::Error::custom(format!("this is a table: expected a list, {values:?}")),
-            None => A::Error::invalid_type(Unexpected::Map, &self),
+        Err(if are_right && !values.is_empty() {
+            A::Error::custom(format!("this is a table: expected a list, {values:?}"))
+        } else {
+            A::Error::invalid_type(Unexpected::Map, &self)
         })
     }
 
