@@ -147,7 +147,7 @@ impl Admin {
         if session.close() {
             tracing::info!(
                 session = session.id,
-                service = session.service,
+                service = &*session.service,
                 "admin: closes a session"
             );
         }
@@ -179,9 +179,9 @@ impl Admin {
 
     async fn drain(&self, name: &str) -> Answered {
         let (name, services) = (decoded(name), self.overview.services());
-        let mut names = services.iter().map(|served| served.service.name);
-        match names.find(|one| *one == name) {
-            Some(name) => self.order(Order::Drain(name)).await,
+        let mut names = services.iter().map(|served| &served.service.name);
+        match names.find(|one| ***one == *name) {
+            Some(name) => self.order(Order::Drain(Arc::clone(name))).await,
             None => Err(no_service(&name)),
         }
     }

@@ -5,6 +5,8 @@
 //!   admin socket ── Command ──▶ orders ── Result ──▶ admin socket
 //! ```
 
+use std::sync::Arc;
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::settings::{Change, Refused};
@@ -24,7 +26,7 @@ pub(crate) enum Order {
     /// Hand listeners and sessions to a new process.
     Upgrade,
     /// Close the listeners of the service with this name. Its sessions may finish.
-    Drain(&'static str),
+    Drain(Arc<str>),
 }
 
 /// An order, and the way to answer it, if an operator waits for the answer.

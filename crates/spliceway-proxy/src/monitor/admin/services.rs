@@ -28,7 +28,7 @@ pub(super) fn list(overview: &Overview) -> Answered {
     let settings = overview.settings();
     let services = settings.iter().flat_map(|settings| {
         let all = settings.services.iter();
-        all.map(|service| listed(service.name, settings.show(service)))
+        all.map(|service| listed(&service.name, settings.show(service)))
     });
     ok(&ServiceList {
         services: services.collect(),
