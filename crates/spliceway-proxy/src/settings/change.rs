@@ -248,8 +248,9 @@ fn check_place(name: &str, place: Option<&Place>) -> Result<(), Refused> {
 
 /// Returns the path for the file of a service that has none.
 fn new_file(name: &str, origin: &Origin) -> Result<PathBuf, Refused> {
-    let folder = origin.files().map(config::Sources::path).filter(|path| path.is_dir());
-    let Some(folder) = folder else {
+    // The folder may have been removed since.
+    let is_folder = |files: &&config::Sources| files.folder() == Some(files.path()) || files.path().is_dir();
+    let Some(folder) = origin.files().filter(is_folder).map(config::Sources::path) else {
         let why = "the configuration is no folder, so the service has no file: \
                    start the program with `run -c FOLDER`, or do not ask for persistence";
         return Err(Refused::Foreign(why.to_owned()));

@@ -2,6 +2,7 @@
 
 mod churn;
 mod saved;
+mod write_faults;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
