@@ -215,9 +215,14 @@ impl Stage {
                 }
             }
         }
-        let listed = ask(&self.socket, "GET /v1/services", "").await?.matches("\"place\":").count();
+        let listed = ask(&self.socket, "GET /v1/services", "")
+            .await?
+            .matches("\"place\":")
+            .count();
         if listed != STEADY {
-            return Err(io::Error::other(format!("{listed} services are left, expected {STEADY}")));
+            return Err(io::Error::other(format!(
+                "{listed} services are left, expected {STEADY}"
+            )));
         }
         Ok((times.map(Latencies::of), most))
     }
@@ -300,7 +305,9 @@ async fn exchange(address: SocketAddr, number: usize) -> io::Result<()> {
 
 /// Sends bytes to the echo and compares what comes back.
 async fn trip(mut stream: TcpStream, length: usize, number: usize) -> io::Result<TcpStream> {
-    let sent: Vec<u8> = (number..number + length).map(|at| (at % 251).to_le_bytes()[0]).collect();
+    let sent: Vec<u8> = (number..number + length)
+        .map(|at| (at % 251).to_le_bytes()[0])
+        .collect();
     let mut returned = vec![0; length];
     let (mut reader, mut writer) = stream.split();
     tokio::try_join!(writer.write_all(&sent), reader.read_exact(&mut returned))?;
@@ -319,9 +326,14 @@ impl Outcome {
         }
         for (what, times) in [("alone", &self.alone), ("changes", &self.during)] {
             let (failed, limit) = (times.failed, LOAD_P99.as_millis());
-            rows += &format!("  load {what}: {}, failed {failed} (0), limit of p99 {limit} ms\n", shown(times));
+            rows += &format!(
+                "  load {what}: {}, failed {failed} (0), limit of p99 {limit} ms\n",
+                shown(times)
+            );
         }
-        let Self { before, most, after, .. } = self;
+        let Self {
+            before, most, after, ..
+        } = self;
         let mib = |usage: &Usage| usage.rss_kib as f64 / 1024.0;
         rows += &format!(
             "  RSS {:.1} MiB, with all services {:.1} MiB, after {:.1} MiB (+{} MiB)\n",
@@ -360,7 +372,11 @@ impl Outcome {
         let longest = millis(self.during.percentile(100));
         check("max ms of the load during changes", longest, millis(LOAD_MAX));
         let Self { before, after, .. } = self;
-        check("KiB of RSS after the changes", after.rss_kib, before.rss_kib + RSS_MORE_KIB);
+        check(
+            "KiB of RSS after the changes",
+            after.rss_kib,
+            before.rss_kib + RSS_MORE_KIB,
+        );
         let most = before.descriptors + DESCRIPTORS_MORE;
         check("descriptors after the changes", after.descriptors as u64, most as u64);
         let whys = [&self.alone.why, &self.during.why].into_iter().flatten();
@@ -374,5 +390,8 @@ impl Outcome {
 
 fn shown(times: &Latencies) -> String {
     let [p50, p99, most] = [50, 99, 100].map(|percent| times.percentile(percent).as_secs_f64() * 1000.0);
-    format!("{:>6}: p50 {p50:.1} ms, p99 {p99:.1} ms, max {most:.1} ms", times.count())
+    format!(
+        "{:>6}: p50 {p50:.1} ms, p99 {p99:.1} ms, max {most:.1} ms",
+        times.count()
+    )
 }

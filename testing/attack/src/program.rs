@@ -143,7 +143,9 @@ impl Program {
         fs::write(&file, config)?;
         let mut command = Command::new(&path);
         command.arg("run").arg("--config").arg(&file).stdin(Stdio::null());
-        command.stdout(Stdio::null()).stderr(File::create(place.folder.join("log"))?);
+        command
+            .stdout(Stdio::null())
+            .stderr(File::create(place.folder.join("log"))?);
         let process = command.spawn();
         let process = process.map_err(|error| io::Error::other(format!("cannot start {}: {error}", path.display())))?;
         let first = *addresses.first().ok_or_else(|| io::Error::other("no address"))?;

@@ -145,9 +145,7 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
             ": let the program write to the folder, or do not ask for persistence"
         }
         io::ErrorKind::NotFound => ": create the folder again, or do not ask for persistence",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ": free some space, or do not ask for persistence"
-        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free some space, or do not ask for persistence",
         _ => "",
     };
     format!("cannot {what} {path}: {error}{help}")
