@@ -357,7 +357,7 @@ fn service(served: &Served, reader: Reader, counts: api::ServiceStatus) -> api::
         ..counts
     };
     if reader == Reader::Operator {
-        status.listen = served.listen.iter().map(|listen| listen.to_string()).collect();
+        status.listen = served.listen.iter().map(ToString::to_string).collect();
         status.backends = backends.into_iter().flatten().map(backend).collect();
         status.tls = service.tls.as_deref().map(view::tls);
     }
