@@ -306,7 +306,7 @@ async fn ask(socket: &Path, request: &str, body: &str) -> io::Result<String> {
 /// Makes one connection of the load.
 async fn exchange(address: SocketAddr, number: usize) -> io::Result<()> {
     let stream = TcpStream::connect(address).await?;
-    let length = if number % LONG_EACH == 0 { LONG } else { SHORT };
+    let length = if number.is_multiple_of(LONG_EACH) { LONG } else { SHORT };
     let mut stream = trip(stream, length, number).await?;
     stream.shutdown().await?;
     let mut rest = Vec::new();
