@@ -210,8 +210,8 @@ impl Stage {
         Ok(held)
     }
 
-    /// Adds, changes and removes the services with these numbers. Returns the times of each step, and
-    /// the use of resources while all services were there.
+    /// Adds, changes and removes the services with these numbers. Returns the times of each step,
+    /// and the use of resources while all services were there.
     async fn change_all(&self, case: &Case, form: usize, names: Range<usize>) -> io::Result<([Latencies; 3], Usage)> {
         let (mut times, mut most) = ([const { Vec::new() }; 3], Usage::default());
         let at_once = case.at_once[form].min(names.len());
