@@ -188,13 +188,13 @@ impl Terminator {
     }
 
     /// Reads changed files. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        watch(service, move || drop(self.look(service))).await;
+    pub(crate) async fn watch(self: Arc<Self>, service: Arc<str>) {
+        watch(Arc::clone(&service), move || drop(self.look(&service))).await;
     }
 
     /// Reads the certificates again if a file has changed since the last look, and says what
     /// follows.
-    fn look(&self, service: &'static str) -> Option<Result<(), BadFile>> {
+    fn look(&self, service: &str) -> Option<Result<(), BadFile>> {
         let tell = |result: Result<(), &str>| {
             self.counts.reloaded(result.is_ok());
             if let Err(why) = result {

@@ -262,7 +262,7 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
     let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
     folder.pair(&certificate, &key);
     let terminator = Arc::new(terminator);
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a".into()));
     // Nothing changes from here on, so the files are read once.
     // Sleeps because the watch looks at fixed times. The time does not pass.
     sleep(LOOK_AGAIN * 5 / 2).await;
@@ -276,7 +276,7 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
 async fn a_key_whose_permissions_are_corrected_is_read_again() {
     let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
     let terminator = Arc::new(terminator);
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a".into()));
     let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
     let files = folder.pair(&certificate, &key);
     for (mode, expected) in [(0o644, [("ok", 0), ("failed", 1)]), (0o600, [("ok", 1), ("failed", 1)])] {
@@ -361,7 +361,7 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
     let terminator = Arc::new(terminator);
     let key = std::fs::read_to_string(&terminator.settings.pairs[0].key).unwrap();
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("web"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("web".into()));
     // Sleeps because the paused clock of the test then passes the next look.
     let after_a_look = || sleep(LOOK_AGAIN + Duration::from_secs(1));
     after_a_look().await;
