@@ -1,7 +1,7 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::RwLock;
@@ -11,8 +11,6 @@ use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClien
 use rustls::version::{TLS12, TLS13};
 use rustls::{Error, PeerIncompatible, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
@@ -28,6 +26,7 @@ use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::shared_keys::{SharedKeys, ticketer};
 use super::tickets::Tickets;
+use super::turns::{Handshake, Turns};
 use super::watched::{Stale, Watched, watch};
 
 /// How a listener terminates TLS.
@@ -58,9 +57,7 @@ pub(crate) struct Terminator {
     in_force: RwLock<InForce>,
     tickets: Arc<Tickets>,
     files: Watched<Stamps>,
-    /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
-    /// their turn, so that a flood of them leaves time for the sessions of all services.
-    turns: OnceLock<Semaphore>,
+    turns: Turns,
     counts: Arc<Counts>,
 }
 
@@ -124,7 +121,7 @@ impl Terminator {
             in_force: RwLock::new(in_force),
             tickets,
             files,
-            turns: OnceLock::new(),
+            turns: Turns::default(),
             counts: Arc::default(),
         })
     }
@@ -144,7 +141,7 @@ impl Terminator {
             in_force: RwLock::new(in_force),
             tickets: Arc::clone(&before.tickets),
             files: self.files.continued(),
-            turns: OnceLock::new(),
+            turns: Turns::default(),
             counts: Arc::clone(&before.counts),
         }
     }
@@ -309,13 +306,12 @@ impl Terminator {
             let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
             return Err(HandshakeError::UnknownName(name.clone()).into());
         }
-        let handshake = {
-            let _turn = self.turns.get_or_init(turns).acquire().await;
-            // This call answers the client's hello, with the signature.
-            start.into_stream(config)
-        };
-        let (stream, client_cert) = if self.settings.clients.is_some() {
-            let (accepted, shown) = with_shown(handshake.into_fallible()).await;
+        let turn = self.turns.next().await;
+        let verifies_clients = self.settings.clients.is_some();
+        let handshake = Handshake::begin(start, config, verifies_clients);
+        let handshake = self.turns.end(turn, handshake);
+        let (stream, client_cert) = if verifies_clients {
+            let (accepted, shown) = with_shown(handshake).await;
             match accepted {
                 Ok(stream) => (stream, shown),
                 Err((error, stream)) => {
@@ -326,7 +322,7 @@ impl Terminator {
                 }
             }
         } else {
-            (handshake.await?, None)
+            (handshake.await.map_err(|(error, _)| error)?, None)
         };
         let agreed = Agreed::new(stream.get_ref().1, name, client_cert);
         Ok((stream, agreed))
@@ -339,23 +335,20 @@ impl Terminator {
         S: AsyncBufRead + AsyncWrite + Unpin,
     {
         let name = name.unwrap_or_default();
-        let handshake = {
-            let _turn = self.turns.get_or_init(turns).acquire().await;
-            match acme.answer(&name, &self.provider) {
-                Some(config) => start.into_stream(config),
-                None => {
-                    let mut stream = start.io;
-                    let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
-                    return HandshakeError::UnknownName(name);
-                }
-            }
+        let turn = self.turns.next().await;
+        let Some(config) = acme.answer(&name, &self.provider) else {
+            drop(turn);
+            let mut stream = start.io;
+            let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
+            return HandshakeError::UnknownName(name);
         };
-        match handshake.await {
+        let handshake = Handshake::begin(start, config, false);
+        match self.turns.end(turn, handshake).await {
             Ok(mut stream) => {
                 let _ = stream.shutdown().await;
                 HandshakeError::Validated(name)
             }
-            Err(error) => error.into(),
+            Err((error, _)) => error.into(),
         }
     }
 }
@@ -416,12 +409,6 @@ fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, Str
         shown.push((file, more));
     }
     shown
-}
-
-/// Half of the workers sign at most.
-fn turns() -> Semaphore {
-    let workers = Handle::current().metrics().num_workers();
-    Semaphore::new((workers / 2).max(1))
 }
 
 /// The warnings about certificates that one read shows. With a thousand certificates that end on
