@@ -1,6 +1,8 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -75,7 +77,7 @@ impl ServerSettings {
     /// Returns at least one pair, except before ACME has issued the first: those of the settings,
     /// and then those of the folder.
     pub(super) fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
-        let is_there = |files: &&PairFiles| self.acme.is_none() || files.certificate.exists();
+        let is_there = |files: &&PairFiles| self.acme.is_none() || !is_missing(&files.certificate);
         let mut pairs: Vec<_> = self.pairs.iter().filter(is_there).cloned().collect();
         if let Some(folder) = &self.folder {
             pairs.extend(pairs_in(folder)?);
@@ -129,7 +131,14 @@ impl Terminator {
     /// Continues from the terminator before a reload: clients can resume their sessions, and counts
     /// go on. Nobody resumes a session while certificates of clients are asked for.
     pub(crate) fn continued(&self, before: &Self) -> Self {
-        let mut in_force = self.in_force.read().clone();
+        let lacks_file = self.settings == before.settings && before.check_removed().is_err();
+        let (in_force, files) = if lacks_file {
+            // The next look says so.
+            (&before.in_force, Watched::new(Stamps::default()))
+        } else {
+            (&self.in_force, self.files.continued())
+        };
+        let mut in_force = in_force.read().clone();
         if self.settings.clients.is_none() {
             let mut config = ServerConfig::clone(&in_force.config);
             config.ticketer = ticketer(in_force.ticket_keys.as_ref(), &before.tickets);
@@ -140,7 +149,7 @@ impl Terminator {
             provider: Arc::clone(&self.provider),
             in_force: RwLock::new(in_force),
             tickets: Arc::clone(&before.tickets),
-            files: self.files.continued(),
+            files,
             turns: Turns::default(),
             counts: Arc::clone(&before.counts),
         }
@@ -179,9 +188,22 @@ impl Terminator {
     /// # Errors
     /// Returns the first fault of the files. The previous TLS files then stay in force.
     fn reload(&self) -> Result<(), BadFile> {
+        self.check_removed()?;
         let new = read(&self.settings, &self.provider, &self.tickets)?;
         *self.in_force.write() = new;
         Ok(())
+    }
+
+    /// Checks that each valid certificate of ACME that is in force has its file. Otherwise, the
+    /// file looks like one that is not issued yet.
+    fn check_removed(&self) -> Result<(), BadFile> {
+        let (pairs, now) = (self.pairs(), SystemTime::now());
+        let issued = self.settings.acme.iter().flat_map(|_| pairs.all());
+        let mut valid = issued.filter(|pair| now < pair.valid.to);
+        match valid.find(|pair| is_missing(&pair.file)) {
+            Some(pair) => Err(BadFile::new(&pair.file, Why::Removed)),
+            None => Ok(()),
+        }
     }
 
     /// Reads changed files. Never returns.
@@ -392,6 +414,11 @@ where
             }
         }
     }
+}
+
+/// Returns whether there is no such file. One that cannot be read is not missing.
+fn is_missing(file: &Path) -> bool {
+    fs::metadata(file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Shows the first doubts, and the number of the others.

@@ -1,16 +1,17 @@
 use super::*;
 use std::future::poll_fn;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use crate::kit::tls_error::{Peer, TlsError};
+use crate::tls::acme::StateFolder;
 use crate::tls::certificate::tests::{Folder, made_pem};
 use crate::tls::watched::LOOK_AGAIN;
-use rcgen::PKCS_ECDSA_P256_SHA256;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, date_time_ymd};
 use rustls::RootCertStore;
 use rustls::client::ClientConfig;
 use rustls::crypto::aws_lc_rs::kx_group;
@@ -452,6 +453,69 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     assert!(terminator.stale().is_none());
     assert_eq!(terminator.counts().reloads(), [("ok", 1), ("failed", 1)]);
     watch.abort();
+}
+
+#[test]
+fn a_valid_certificate_of_acme_stays_in_force_without_its_file() {
+    let state = Folder::new();
+    std::fs::set_permissions(state.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let state_folder = StateFolder::new(state.path().to_owned(), "https://acme.test").unwrap();
+    let acme = AcmeSettings {
+        names: vec!["a.test".into()],
+        directory: "https://acme.test".to_owned(),
+        folder: state_folder,
+        email: None,
+        ca: None,
+        uses_http: false,
+    };
+    let file = acme.pairs()[0].certificate.clone();
+    let folder = file.parent().unwrap().to_owned();
+    std::fs::create_dir(&folder).unwrap();
+    let example = example(&["b.test"], |settings| {
+        settings.pairs = acme.pairs();
+        settings.acme = Some(acme);
+    });
+    let terminator = &example.terminator;
+    assert!(terminator.pairs().all().is_empty());
+    let issued = |from: i32, to: i32| {
+        let mut params = CertificateParams::new(["a.test".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().pem() + &key.serialize_pem()
+    };
+    let write = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    write(&issued(2000, 2900));
+    terminator.look("web").unwrap().unwrap();
+    let stale = |terminator: &Terminator| {
+        let why = terminator.look("web").unwrap().unwrap_err().to_string();
+        assert_eq!(*terminator.stale().unwrap().why, why);
+        assert!(terminator.pairs().know("a.test"));
+        why
+    };
+    // The folder cannot be searched. This link does the same for root.
+    let aside = folder.with_extension("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    symlink(&folder, &folder).unwrap();
+    assert!(stale(terminator).starts_with("cannot read "));
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::rename(&aside, &folder).unwrap();
+    terminator.look("web").unwrap().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(stale(terminator).contains("was removed"));
+    // A reload of the configuration finds no certificate either.
+    let after = Terminator::new(terminator.settings.clone())
+        .unwrap()
+        .continued(terminator);
+    assert!(stale(&after).contains("was removed"));
+    // One that has expired goes with its file.
+    write(&issued(2000, 2001));
+    terminator.look("web").unwrap().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    terminator.look("web").unwrap().unwrap();
+    assert!(terminator.pairs().all().is_empty() && terminator.stale().is_none());
 }
 
 /// Returns a CA and a list of certificates that it has revoked, which expires in this year.
