@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use super::acme;
-use super::config::{Acme, ClientVerifyArg, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
+use super::config::{
+    Acme, ClientVerifyArg, File, KindArg, List, Service, TlsMinArg, UnknownNameArg, Value, all, parsed,
+};
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use crate::tls::IS_SUPPORTED;
@@ -108,6 +110,7 @@ pub(super) fn settings(
         let why = "is not for udp: remove it, because datagrams have no TLS";
         return Err(Fault::new(at, key, why));
     }
+    check_protocols(service)?;
     let path = |file: &Value<File>| path_of(file, origin);
     has_tls(key, at)?;
     let names = service.acme.as_ref();
@@ -126,6 +129,20 @@ pub(super) fn settings(
         clients: clients(service, path)?,
     };
     Ok(Some((settings, (key, at))))
+}
+
+/// Checks that a proxy agrees only on protocols that it speaks. Targets of other services may speak
+/// any protocol.
+fn check_protocols(service: &Service) -> Result<(), Fault> {
+    let is_proxy = |kind| matches!(kind, KindArg::Http | KindArg::Mixed | KindArg::Socks5);
+    let mut protocols = service.tls_alpn.iter().flat_map(|list| list.iter());
+    match protocols.find(|protocol| *protocol.parsed() == *"h2") {
+        Some(h2) if parsed(&service.kind).is_some_and(is_proxy) => {
+            let why = "has h2, and a proxy speaks no HTTP/2: remove it, or write http/1.1";
+            Err(Fault::new(h2.at(), "tls_alpn", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a service with routes has certificates if one of them terminates TLS, and only then.
