@@ -43,6 +43,13 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults
     let doubts = terminator.doubts().into_iter();
     warnings.extend(doubts.map(|(_, doubt)| Fault::new(at, key, doubt)));
     warnings.extend(unnamed_routes(service, &terminator));
+    let has_rules = |clients: &&ClientCertSettings| !clients.is_required && !clients.rules.is_empty();
+    if terminator.clients().filter(has_rules).is_some() {
+        let why = "does not apply to clients without a certificate, which are served, because tls_client_verify is \
+                   \"optional\": write \"required\" to refuse them";
+        let at = service.tls_client_allow.as_ref().and_then(List::at);
+        warnings.push(Fault::new(at, "tls_client_allow", why));
+    }
     for (file, doubt) in terminator.doubts_about_clients() {
         let is_of_crl = terminator.clients().is_some_and(|clients| clients.crls.contains(&file));
         let (key, list) = if is_of_crl {
