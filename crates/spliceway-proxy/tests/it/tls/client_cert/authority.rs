@@ -101,7 +101,12 @@ impl Authority {
 
     /// Returns such a list with this number.
     pub(crate) fn revoke_again(&self, number: u64, serials: &[u64], year: i32) -> String {
-        self.list(number, serials, year, None)
+        self.list(number, serials, [2000, year], None)
+    }
+
+    /// Returns a list that is valid between these years.
+    pub(crate) fn revoke_between(&self, serials: &[u64], years: [i32; 2]) -> String {
+        self.list(2, serials, years, None)
     }
 
     /// Returns such a list for the certificates with this distribution point.
@@ -111,10 +116,16 @@ impl Authority {
             distribution_point: CrlDistributionPoint { uris },
             scope: None,
         };
-        self.list(number, serials, 2900, Some(point))
+        self.list(number, serials, [2000, 2900], Some(point))
     }
 
-    fn list(&self, number: u64, serials: &[u64], year: i32, point: Option<CrlIssuingDistributionPoint>) -> String {
+    fn list(
+        &self,
+        number: u64,
+        serials: &[u64],
+        years: [i32; 2],
+        point: Option<CrlIssuingDistributionPoint>,
+    ) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: (*serial).into(),
             revocation_time: date_time_ymd(2001, 1, 1),
@@ -122,8 +133,8 @@ impl Authority {
             invalidity_date: None,
         };
         let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2000, 1, 1),
-            next_update: date_time_ymd(year, 1, 1),
+            this_update: date_time_ymd(years[0], 1, 1),
+            next_update: date_time_ymd(years[1], 1, 1),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: point,
             revoked_certs: serials.iter().map(revoked).collect(),
