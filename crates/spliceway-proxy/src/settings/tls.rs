@@ -28,11 +28,7 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults
     let terminator = match Terminator::new(settings) {
         Ok(terminator) => terminator,
         Err(first) => {
-            let mut bad = bad_files(&all);
-            if bad.is_empty() {
-                bad.push(first);
-            }
-            for bad in bad {
+            for bad in bad_files(&all, first) {
                 let (key, at) = place_of(&bad, service, origin).unwrap_or((key, at));
                 faults.add(Fault::new(at, key, bad.to_string()));
             }

@@ -88,14 +88,19 @@ impl ServerSettings {
         Ok(pairs)
     }
 
-    /// Returns the state of the files.
-    fn stamps(&self) -> Stamps {
+    /// Returns the files outside the folder.
+    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
         let pairs = self.pairs.iter();
         let files = pairs.flat_map(|pair| [pair.certificate.clone(), pair.key.clone(), pair.ocsp()]);
         let of_clients = self.clients.iter();
         let of_clients = of_clients.flat_map(|clients| clients.authorities.iter().chain(&clients.crls));
         let others = of_clients.chain(&self.ticket_keys);
-        Stamps::of(files.chain(others.cloned()), self.folder.as_deref())
+        files.chain(others.cloned())
+    }
+
+    /// Returns the state of the files.
+    fn stamps(&self) -> Stamps {
+        Stamps::of(self.files(), self.folder.as_deref())
     }
 }
 
