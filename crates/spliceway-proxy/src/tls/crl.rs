@@ -359,3 +359,44 @@ fn distribution_points(certificate: &Cert<'_>) -> Option<Vec<DistributionPoint>>
     let points = parsed.tbs_certificate().get_extension::<CrlDistributionPoints>();
     Some(points.ok()??.1.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::certificate::tests::Folder;
+    use crate::tls::crypto::provider;
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
+        date_time_ymd,
+    };
+
+    #[test]
+    fn a_list_for_a_later_time_replaces_the_current_one_then() {
+        let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = Issuer::new(params, key);
+        let list = |number: u64, year| {
+            let list = CertificateRevocationListParams {
+                this_update: date_time_ymd(year, 1, 1),
+                next_update: date_time_ymd(2900, 1, 1),
+                crl_number: number.into(),
+                issuing_distribution_point: None,
+                revoked_certs: Vec::new(),
+                key_identifier_method: KeyIdMethod::Sha256,
+            };
+            list.signed_by(&issuer).unwrap().pem().unwrap()
+        };
+        let year = |year: i32| u64::try_from(date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let folder = Folder::new();
+        let file = folder.write("crl.pem", &(list(3, 2030) + &list(2, 2020) + &list(1, 2000)));
+        let newest = newest(read_crls(&file).unwrap(), &[], &provider(), at(year(2025)));
+        let counting = |now: u64| -> Vec<_> {
+            let now = UnixTime::since_unix_epoch(Duration::from_secs(now));
+            let counting = newest.iter().filter(|crl| crl.counts(now));
+            counting.map(|crl| crl.valid.from).collect()
+        };
+        assert_eq!(counting(year(2030) - 1), [at(year(2020))]);
+        assert_eq!(counting(year(2030)), [at(year(2030))]);
+    }
+}
