@@ -208,6 +208,7 @@ impl Orders<'_> {
             (upgraded, Some(at)) => {
                 let next = Next::after(upgraded, give_up.undoes_all());
                 return Some(End { at, next });
+                overview.process.set_handed_over();
             }
             (Upgraded::GivenUp(handover), None) => {
                 if let Some(handover) = handover {
