@@ -66,8 +66,8 @@ pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience:
     if status.is_success() {
         return Ok(body);
     }
-    Err(Error(match parse(&body) {
-        Ok(Reply::Error(why)) => why,
+    Err(Error(match serde_json::from_slice(&body) {
+        Ok(Reply::Error(why)) => lines(&why),
         _ => format!("{}: unexpected answer {status}", socket.display()),
     }))
 }
@@ -87,9 +87,9 @@ pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Resul
 /// As [`get`].
 pub(crate) async fn order(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<String, Error> {
     let body = request(socket, method, path, patience).await?;
-    match parse(&body) {
-        Ok(Reply::Done(done)) => Ok(done),
-        Ok(Reply::Error(why)) => Err(Error(why)),
+    match serde_json::from_slice(&body) {
+        Ok(Reply::Done(done)) => Ok(lines(&done)),
+        Ok(Reply::Error(why)) => Err(Error(lines(&why))),
         Err(error) => Err(Error::unexpected(socket, &error)),
     }
 }
@@ -100,6 +100,11 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     let mut value = serde_json::from_slice(json)?;
     make_harmless(&mut value);
     serde_json::from_value(value)
+}
+
+/// Returns harmless lines. A fault or a warning has a line of its own.
+fn lines(text: &str) -> String {
+    text.lines().map(harmless).collect::<Vec<_>>().join("\n")
 }
 
 fn make_harmless(value: &mut Value) {
@@ -118,13 +123,14 @@ fn make_harmless(value: &mut Value) {
 
 fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
-    let help = match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            ": start the program with --admin, and give the same --admin here"
-        }
-        _ => "",
-    };
-    Error(format!("{path}: {error}{help}"))
+    Error(match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
+            "{path}: no program has its admin socket here: give the path of its --admin, or of `socket` in \
+             [admin], as --admin or SPLICEWAY_ADMIN; a program without one needs it at its start"
+        ),
+        io::ErrorKind::PermissionDenied => format!("{path}: {error}: run this as the program's user or as root"),
+        _ => format!("{path}: {error}"),
+    })
 }
 
 async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), Error> {
