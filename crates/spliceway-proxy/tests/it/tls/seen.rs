@@ -221,7 +221,7 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
         "\nok           ",
         " [pair]\n             a.test; it expires at 4096-01-01T00:00:00Z\n",
         "\nwarning      ",
-        " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
+        " [roots]\n             clients that use the system's CAs refuse it: \"CN=rcgen",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
