@@ -157,3 +157,21 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCo
         _ = connection => answered.await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_cannot_be_reached_has_its_remedy() {
+        let said = |kind: io::ErrorKind| unreachable(Path::new("/run/a.sock"), &kind.into()).to_string();
+        let wrong = "/run/a.sock: no program has its admin socket here: give the path of its --admin, ";
+        assert!(said(io::ErrorKind::NotFound).starts_with(wrong));
+        assert!(said(io::ErrorKind::ConnectionRefused).starts_with(wrong));
+        let denied = said(io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            denied,
+            "/run/a.sock: permission denied: run this as the program's user or as root"
+        );
+    }
+}
