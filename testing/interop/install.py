@@ -103,7 +103,7 @@ class Tools:
 
     def _look_for(self, tool):
         proofs = {
-            "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, python_socks, socks"],
+            "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, openapi_python_client, python_socks, schemathesis, socks"],
             "node": ["node", "-e", "require('socks'); require('dns-packet')"],
             "perl": ["perl", "-MIO::Socket::Socks", "-e", "1"],
             "nginx": ["sh", "-c", f"command -v nginx && test -e {NGINX_STREAM}"],
@@ -115,7 +115,9 @@ class Tools:
         return remedies.get(tool, "`--install` installs it")
 
     def _version_commands(self):
-        distributions = "'aiohttp', 'aiohttp-socks', 'dnspython', 'PySocks', 'python-socks'"
+        distributions = (
+            "'aiohttp', 'aiohttp-socks', 'dnspython', 'openapi-python-client', 'PySocks', 'python-socks', 'schemathesis'"
+        )
         python = (
             f"import importlib.metadata as m; print(*(f'{{d}} {{m.version(d)}}' for d in ({distributions})), sep=', ')"
         )

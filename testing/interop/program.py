@@ -38,7 +38,7 @@ class Program:
         self._reader.start()
         try:
             self._metrics = address(self._listening(lambda name: name == "metrics"))
-            self.address = address(self._listening(lambda name: name != "metrics"))
+            self.address = address(self._listening(lambda name: name not in ("metrics", "admin-remote")))
         except Failed:
             self._child.kill()
             self._child.wait()

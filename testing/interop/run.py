@@ -18,6 +18,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import install  # noqa: E402
+from api_cases import ApiCase, api_cases  # noqa: E402
 from cases import SECRET, USER, Outcome, Runner, cases  # noqa: E402
 from clients import modes  # noqa: E402
 from migration import MigrationCase, migration_cases  # noqa: E402
@@ -37,7 +38,7 @@ def main():
         except install.Failed as failed:
             print(f"interop: {failed}", file=sys.stderr)
             return 1
-    every = [*cases(modes()), *tls_cases(), *migration_cases()]
+    every = [*cases(modes()), *tls_cases(), *migration_cases(), *api_cases()]
     chosen = [case for case in every if all(word in str(case).split() for word in options.words)]
     if options.list:
         print(*chosen, sep="\n")
@@ -48,7 +49,7 @@ def main():
         program = options.program or built / "spliceway"
         needed = any(case.demands for case in runnable)
         runner = Runner(program, password_file(program, Path(folder)) if needed else None, tools)
-        failed = run_all(program, runner, runnable, options.jobs)
+        failed = run_all(program, runner, tools, runnable, options.jobs)
     missing_is_an_error = options.install or os.environ.get("CI") == "true"
     if missing_is_an_error:
         failed += skipped
@@ -107,7 +108,7 @@ def password_file(program, folder):
     return file
 
 
-def run_all(program, runner, runnable, jobs):
+def run_all(program, runner, tools, runnable, jobs):
     """Prints a line for each case as it ends. Returns the number of failed cases."""
     started, failed = time.monotonic(), 0
 
@@ -115,6 +116,8 @@ def run_all(program, runner, runnable, jobs):
         if isinstance(case, MigrationCase):
             seconds, faults, log = case.run(program)
             return Outcome(case, seconds, faults, log, None)
+        if isinstance(case, ApiCase):
+            return case.run(program, tools)
         return case.run(program) if isinstance(case, TlsCase) else runner.run(case)
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -2,10 +2,11 @@
 //! and the commands read them.
 #![expect(missing_docs, reason = "a field without a comment has a name that says it")]
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The state of the program.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Status {
     pub version: String,
@@ -41,7 +42,7 @@ pub struct Status {
     pub users: Vec<UserStatus>,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionCounts {
     pub active: u64,
@@ -51,7 +52,7 @@ pub struct SessionCounts {
 }
 
 /// What happened per second, over the last seconds.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Rates {
     pub over_seconds: f64,
@@ -63,7 +64,7 @@ pub struct Rates {
 }
 
 /// The sessions of about the last minute.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Recent {
     pub over_seconds: f64,
@@ -93,7 +94,7 @@ pub enum Health {
 }
 
 /// How many backends get clients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct BackendCounts {
     pub up: u64,
@@ -102,11 +103,13 @@ pub struct BackendCounts {
     pub all: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServiceStatus {
     pub name: String,
-    /// Whether the service needs the operator.
+    /// Whether the service needs the operator: `failing`, `degraded` or `ok`.
+    // A generated client would refuse a value that it does not know.
+    #[schemars(with = "String")]
     pub health: Health,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<String>,
@@ -137,7 +140,7 @@ pub struct ServiceStatus {
 }
 
 /// The certificates of a service.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsStatus {
     pub certificates: u64,
@@ -149,13 +152,26 @@ pub struct TlsStatus {
     /// The changed files that cannot be used, so that the previous TLS files stay in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stale: Option<StaleStatus>,
+    /// The list of revoked certificates of clients that expires first. `None` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crl: Option<CrlStatus>,
     /// The names for which ACME issues certificates. Those whose last try failed come first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub acme: Vec<AcmeStatus>,
 }
 
+/// A list of revoked certificates, and the time of its next update, when it expires.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct CrlStatus {
+    pub file: String,
+    pub expires: String,
+    /// The time is negative afterwards.
+    pub expires_in_seconds: i64,
+}
+
 /// A name for which ACME issues a certificate.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AcmeStatus {
     pub name: String,
@@ -170,7 +186,7 @@ pub struct AcmeStatus {
 }
 
 /// Why and since when changed certificates are not in force.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StaleStatus {
     pub since: String,
@@ -178,7 +194,7 @@ pub struct StaleStatus {
 }
 
 /// One of several backends of a forwarder.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Backend {
     pub name: String,
@@ -197,7 +213,7 @@ pub struct Backend {
 }
 
 /// Why and since when something does not work.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Trouble {
     pub since: String,
@@ -206,7 +222,7 @@ pub struct Trouble {
 }
 
 /// The pipe pool.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Pipes {
     pub lent: u64,
@@ -218,14 +234,14 @@ pub struct Pipes {
 }
 
 /// How often something happened for this reason.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ReasonCount {
     pub reason: String,
     pub count: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
     pub sessions: u64,
@@ -234,7 +250,7 @@ pub struct Limits {
     pub pipe_pages: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LogStatus {
     pub level: String,
@@ -242,7 +258,7 @@ pub struct LogStatus {
 }
 
 /// A page of the list of sessions.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionPage {
     pub sessions: Vec<SessionView>,
@@ -251,7 +267,7 @@ pub struct SessionPage {
 }
 
 /// A page of the list of users.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UserPage {
     pub users: Vec<UserStatus>,
@@ -260,7 +276,7 @@ pub struct UserPage {
 }
 
 /// The account of a user, for the operator.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UserStatus {
     pub user: String,
@@ -278,7 +294,7 @@ pub struct UserStatus {
 }
 
 /// The bytes of a user in a day or a month.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PeriodStatus {
     /// `day` or `month`.
@@ -291,7 +307,7 @@ pub struct PeriodStatus {
 }
 
 /// One open session.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SessionView {
     pub id: u64,
@@ -325,14 +341,14 @@ pub struct SessionView {
 }
 
 /// All services.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServiceList {
     pub services: Vec<ListedService>,
 }
 
 /// One service, and where its table is.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ListedService {
     pub name: String,
@@ -344,6 +360,7 @@ pub struct ListedService {
     /// The version of the table.
     pub etag: String,
     /// The keys of a table `[[service]]`.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub table: serde_json::Value,
 }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -9,6 +10,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::HOST;
+use hyper::http::request::Builder;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -27,21 +29,33 @@ const ANSWER_MAX_BYTES: usize = 16 << 20;
 
 /// Why a command has failed, as a sentence.
 #[derive(Debug)]
-pub struct Error(String);
+pub struct Error {
+    why: String,
+    is_fault: bool,
+}
 
 impl Error {
     pub(crate) fn new(why: &str) -> Self {
-        Self(why.to_owned())
+        Self {
+            why: why.to_owned(),
+            is_fault: false,
+        }
     }
 
     pub(crate) fn unexpected(socket: &Path, error: &dyn fmt::Display) -> Self {
-        Self(format!("{}: unexpected answer: {error}", socket.display()))
+        Self::new(&format!("{}: unexpected answer: {error}", socket.display()))
+    }
+
+    /// Returns whether the program has found a fault in a configuration that the command has sent.
+    #[must_use]
+    pub fn is_fault(&self) -> bool {
+        self.is_fault
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.why)
     }
 }
 
@@ -49,27 +63,38 @@ impl std::error::Error for Error {}
 
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
-        Self(error.to_string())
+        Self::new(&error.to_string())
     }
 }
 
-/// Sends a request and returns the JSON of its answer.
+/// Sends a request without a body and returns the JSON of its answer.
 ///
 /// # Errors
 /// Returns a sentence if there is no answer, or if the program refuses the request.
 pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<Bytes, Error> {
-    let answered = timeout(patience, exchange(socket, method, path)).await;
+    send(socket, head(method, path), Bytes::new(), patience).await
+}
+
+/// Returns the head of a request.
+pub(crate) fn head(method: Method, path: &str) -> Builder {
+    Request::builder().method(method).uri(path).header(HOST, "localhost")
+}
+
+async fn send(socket: &Path, head: Builder, body: Bytes, patience: Duration) -> Result<Bytes, Error> {
+    let answered = timeout(patience, exchange(socket, head, body)).await;
     let (status, body) = answered.unwrap_or_else(|_| {
         let path = socket.display();
-        Err(Error(format!("{path}: no answer within {}s", patience.as_secs())))
+        Err(Error::new(&format!("{path}: no answer within {}s", patience.as_secs())))
     })?;
     if status.is_success() {
         return Ok(body);
     }
-    Err(Error(match serde_json::from_slice(&body) {
+    let why = match serde_json::from_slice(&body) {
         Ok(Reply::Error(why)) => lines(&why),
         _ => format!("{}: unexpected answer {status}", socket.display()),
-    }))
+    };
+    let is_fault = status == StatusCode::UNPROCESSABLE_ENTITY;
+    Err(Error { why, is_fault })
 }
 
 /// Sends a GET request and returns its answer.
@@ -86,10 +111,18 @@ pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Resul
 /// # Errors
 /// As [`get`].
 pub(crate) async fn order(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<String, Error> {
-    let body = request(socket, method, path, patience).await?;
+    order_with(socket, head(method, path), Bytes::new(), patience).await
+}
+
+/// Sends an order with a body, and returns what the program has done, as a sentence.
+///
+/// # Errors
+/// As [`get`].
+pub(crate) async fn order_with(socket: &Path, head: Builder, body: Bytes, patience: Duration) -> Result<String, Error> {
+    let body = send(socket, head, body, patience).await?;
     match serde_json::from_slice(&body) {
         Ok(Reply::Done(done)) => Ok(lines(&done)),
-        Ok(Reply::Error(why)) => Err(Error(lines(&why))),
+        Ok(Reply::Error(why)) => Err(Error::new(&lines(&why))),
         Err(error) => Err(Error::unexpected(socket, &error)),
     }
 }
@@ -105,6 +138,30 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
 /// Returns harmless lines. A fault or a warning has a line of its own.
 fn lines(text: &str) -> String {
     text.lines().map(harmless).collect::<Vec<_>>().join("\n")
+}
+
+/// The header with the token of the operator. A process has one command, for one program.
+static AUTHORIZATION: OnceLock<hyper::header::HeaderValue> = OnceLock::new();
+
+/// Sends this token with each request.
+///
+/// # Errors
+/// Returns a sentence if the text cannot be in a header. It does not repeat the text.
+pub(crate) fn authorize(token: &str) -> Result<(), Error> {
+    let header = hyper::header::HeaderValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| Error::new("the token has characters that no token has"))?;
+    header.set_sensitive(true);
+    let _ = AUTHORIZATION.set(header);
+    Ok(())
+}
+
+/// Returns the request with the token of the operator, if there is one.
+fn authorized(mut request: Request<Full<Bytes>>) -> Request<Full<Bytes>> {
+    if let Some(token) = AUTHORIZATION.get() {
+        let headers = request.headers_mut();
+        headers.insert(hyper::header::AUTHORIZATION, token.clone());
+    }
+    request
 }
 
 fn make_harmless(value: &mut Value) {
@@ -123,7 +180,7 @@ fn make_harmless(value: &mut Value) {
 
 fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
-    Error(match error.kind() {
+    Error::new(&match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
             "{path}: no program has its admin socket here: give the path of its --admin, or of `socket` in \
              [admin], as --admin or SPLICEWAY_ADMIN; a program without one needs it at its start"
@@ -133,18 +190,20 @@ fn unreachable(socket: &Path, error: &io::Error) -> Error {
     })
 }
 
-async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), Error> {
-    let named = |error: &dyn fmt::Display| Error(format!("{}: {error}", socket.display()));
+async fn exchange(socket: &Path, head: Builder, body: Bytes) -> Result<(StatusCode, Bytes), Error> {
+    let named = |error: &dyn fmt::Display| Error::new(&format!("{}: {error}", socket.display()));
     let stream = UnixStream::connect(system_path(socket))
         .await
         .map_err(|error| unreachable(socket, &error))?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| named(&error))?;
-    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
-    let request = request.body(Full::<Bytes>::default()).map_err(|error| named(&error))?;
+    let request = head.body(Full::new(body)).map_err(|error| named(&error))?;
     let answered = async {
-        let answer = sender.send_request(request).await.map_err(|error| named(&error))?;
+        let answer = sender
+            .send_request(authorized(request))
+            .await
+            .map_err(|error| named(&error))?;
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
         Ok((head.status, body.map_err(|error| named(&error))?.to_bytes()))

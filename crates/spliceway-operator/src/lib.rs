@@ -1,5 +1,5 @@
-//! The commands that talk to a running `spliceway`: `status`, `top`, `users`, `reload`,
-//! `reopen` and `upgrade`. They speak HTTP and JSON with its admin socket.
+//! The commands that talk to a running `spliceway`: `status`, `top`, `users`, `service`,
+//! `backend`, `reload`, `reopen` and `upgrade`. They speak HTTP and JSON with its admin socket.
 //!
 //! The crate knows nothing of the server. Its caller parses the command line, and prints errors.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@ pub mod api;
 mod client;
 mod health;
 mod orders;
+mod services;
 mod status;
 pub mod text;
 mod tls;
@@ -19,6 +20,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub use client::Error;
+pub use services::{Change, Edit};
 
 /// A command for a running program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,13 @@ pub enum Command {
         /// The user to reset. Otherwise, all users are shown.
         reset: Option<String>,
     },
+    /// Print all services, and where each one comes from.
+    Services {
+        /// Print JSON.
+        json: bool,
+    },
+    /// Change a service.
+    Change(Change),
     /// Let the program read its configuration and its users again.
     Reload {
         /// End the sessions of users that are removed.
@@ -46,12 +55,14 @@ pub enum Command {
     Top,
 }
 
-/// Sends a command to the program behind this admin socket, and prints the answer. The code is 0 if
-/// the program has done what the command asks for. For `status`, it must also be ready.
+/// Sends a command to the program behind this admin socket, with this token if the socket needs
+/// one, and prints the answer. The code is 0 if the program has done what the command asks for. For
+/// `status`, it must also be ready.
 ///
 /// # Errors
 /// Returns a sentence if there is no answer, or if the program refuses the command.
-pub fn run(socket: &Path, command: &Command) -> Result<ExitCode, Error> {
+pub fn run(socket: &Path, token: Option<&str>, command: &Command) -> Result<ExitCode, Error> {
+    token.map_or(Ok(()), client::authorize)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match command {
         Command::Status { json } => {
@@ -61,6 +72,8 @@ pub fn run(socket: &Path, command: &Command) -> Result<ExitCode, Error> {
         }
         Command::Users { reset: None } => Ok(print(&runtime.block_on(users::list(socket))?)),
         Command::Users { reset: Some(user) } => Ok(print(&runtime.block_on(users::reset(socket, user))?)),
+        Command::Services { json } => Ok(print(&runtime.block_on(services::list(socket, *json))?)),
+        Command::Change(change) => Ok(print(&runtime.block_on(services::change(socket, change))?)),
         Command::Reload { end_sessions } => Ok(print(&runtime.block_on(orders::reload(socket, *end_sessions))?)),
         Command::Reopen => Ok(print(&runtime.block_on(orders::reopen(socket))?)),
         Command::Upgrade => runtime.block_on(orders::upgrade(socket)).map(|()| ExitCode::SUCCESS),

@@ -10,8 +10,9 @@ use crate::api::Status;
 use crate::client::{self, Error};
 use crate::text::count;
 
-/// The time limit for a reload. A name to listen on may have to be looked up.
-const RELOAD_PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit for a reload, or for a change of services. A name to listen on may have to be
+/// looked up.
+pub(crate) const RELOAD_PATIENCE: Duration = Duration::from_secs(30);
 /// The time limit for an upgrade. A new process starts meanwhile.
 const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
 

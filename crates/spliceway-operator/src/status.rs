@@ -24,7 +24,7 @@ pub(crate) async fn text(socket: &Path, json: bool) -> Result<(String, bool), Er
 }
 
 /// Returns the same JSON without characters that a terminal obeys. Only its strings may have them.
-fn escaped(json: &str) -> String {
+pub(crate) fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for char in json.chars() {
         match char {

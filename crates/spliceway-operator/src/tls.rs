@@ -30,6 +30,15 @@ pub(crate) fn lines(text: &mut String, tls: &TlsStatus) -> fmt::Result {
             stale.since, stale.why
         )?;
     }
+    if let Some(crl) = &tls.crl {
+        let remedy = if crl.expires_in_seconds > 0 {
+            ""
+        } else {
+            ", and the clients of its CA are refused: get the new one"
+        };
+        let end = end(&crl.expires, crl.expires_in_seconds);
+        writeln!(text, "  TLS: the CRL {} {end}{remedy}", crl.file)?;
+    }
     tls.acme.iter().try_for_each(|name| acme(text, name))
 }
 
@@ -70,10 +79,16 @@ pub(crate) fn summary(services: &[ServiceStatus]) -> Option<(String, Urgency)> {
         text.push_str("   ACME failed: see `spliceway status`");
         urgency = urgency.max(Urgency::Soon);
     }
-    let stale: Vec<_> = all()
-        .filter(|(_, tls)| tls.stale.is_some())
-        .map(|(service, _)| &*service.name)
-        .collect();
+    let names = |is_concerned: fn(&TlsStatus) -> bool| -> Vec<_> {
+        let concerned = all().filter(|(_, tls)| is_concerned(tls));
+        concerned.map(|(service, _)| &*service.name).collect()
+    };
+    let expired = names(|tls| tls.crl.as_ref().is_some_and(|crl| crl.expires_in_seconds <= 0));
+    if !expired.is_empty() {
+        text.push_str(&format!("   CRL has expired: {}", expired.join(", ")));
+        urgency = Urgency::Now;
+    }
+    let stale = names(|tls| tls.stale.is_some());
     if !stale.is_empty() {
         text.push_str(&format!("   old ones in force: {}", stale.join(", ")));
         urgency = Urgency::Now;
@@ -89,24 +104,28 @@ fn certificates(count: u64, first: &TlsStatus) -> String {
         1 => ("certificate", "it"),
         _ => ("certificates", "the first"),
     };
-    let date = first.expires.get(..10).unwrap_or(&first.expires);
+    let when = end(&first.expires, first.expires_in_seconds);
+    format!("{count} {what}, {which} {when}")
+}
+
+/// Returns when something expires, or when it has expired. The time until then is in seconds.
+fn end(expires: &str, seconds: i64) -> String {
+    let date = expires.get(..10).unwrap_or(expires);
     let days = |seconds: i64| match seconds / DAY {
         1 => "1 day".to_owned(),
         days => format!("{days} days"),
     };
-    let seconds = first.expires_in_seconds;
-    let when = if seconds > 0 {
+    if seconds > 0 {
         format!("expires in {} ({date})", days(seconds))
     } else {
         format!("has expired {} ago ({date})", days(seconds.saturating_neg()))
-    };
-    format!("{count} {what}, {which} {when}")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::StaleStatus;
+    use crate::api::{CrlStatus, StaleStatus};
 
     fn service(name: &str, certificates: u64, days: i64) -> ServiceStatus {
         ServiceStatus {
@@ -142,6 +161,28 @@ mod tests {
         });
         let line = "\n  TLS: the previous TLS files stay in force since 2026-11-26T13:00:00Z: /etc/web.key has no private key\n";
         assert!(shown(&service).ends_with(line));
+    }
+
+    #[test]
+    fn a_service_says_when_its_first_crl_expires() {
+        let mut service = service("web", 1, 47);
+        let crl = |days: i64| CrlStatus {
+            file: "/etc/ca.crl".to_owned(),
+            expires: "2026-12-01T00:00:00Z".to_owned(),
+            expires_in_seconds: days * DAY,
+        };
+        let mut shown = |days| {
+            service.tls.as_mut().unwrap().crl = Some(crl(days));
+            (shown(&service), summary(std::slice::from_ref(&service)).unwrap())
+        };
+        let (lines, (_, urgency)) = shown(3);
+        assert!(lines.ends_with("\n  TLS: the CRL /etc/ca.crl expires in 3 days (2026-12-01)\n"));
+        assert_eq!(urgency, Urgency::None);
+        let (lines, (text, urgency)) = shown(-2);
+        let expired = "\n  TLS: the CRL /etc/ca.crl has expired 2 days ago (2026-12-01), \
+                       and the clients of its CA are refused: get the new one\n";
+        assert!(lines.ends_with(expired), "{lines}");
+        assert!(text.ends_with("   CRL has expired: web") && urgency == Urgency::Now);
     }
 
     #[test]

@@ -33,8 +33,9 @@ pub(crate) async fn reset(socket: &Path, user: &str) -> Result<String, Error> {
     Ok(done + "\n")
 }
 
-fn encoded(user: &str) -> String {
-    utf8_percent_encode(user, NON_ALPHANUMERIC).to_string()
+/// Returns a name as a part of a path.
+pub(crate) fn encoded(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
 /// Writes a table of users, with the sessions that each may have, and a line for each period that

@@ -6,46 +6,42 @@ mod doctor;
 mod generated;
 mod hash_password;
 mod print;
+mod service;
 #[cfg(test)]
 mod tests;
+mod tips;
+mod token;
 mod user;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_operator as operator;
-use spliceway_protocol::address::ListenRange;
 
-use crate::settings::config::{Config, KindArg, admin_path};
+use crate::settings::config::{Config, KindArg};
 use crate::settings::{Given, Origin, Source, check, settle};
-use action::Action;
+use action::{Action, Refused, SocketArgs};
 use args::ServiceArgs;
 use doctor::DoctorArgs;
+use service::{BACKEND_EXAMPLES, BackendCommand, SERVICE_EXAMPLES, ServiceCommand};
+use token::TokenCommand;
 use user::UserCommand;
 
 #[cfg(test)]
 pub(crate) use tests::typed;
 
-/// Why a command line does not lead to an action.
-#[derive(Debug)]
-enum Refused {
-    /// The flags are at fault. The usage may help.
-    Usage(String),
-    /// The files are at fault.
-    Files(String),
-}
-
 /// Reads the command line.
 pub(crate) fn parse() -> Action {
-    let mut matches = match Cli::command().try_get_matches() {
+    let typed: Vec<_> = std::env::args_os().collect();
+    let mut matches = match matches(&typed) {
         Ok(matches) => matches,
-        Err(wrong) => return Action::Usage(with_tip(wrong)),
+        Err(wrong) => return Action::Usage(wrong),
     };
-    let subcommand = matches.subcommand_name().map(str::to_owned);
+    let names = names(&matches);
     let cli = match Cli::from_arg_matches_mut(&mut matches) {
         Ok(cli) => cli,
         Err(wrong) => return Action::Usage(wrong.format(&mut Cli::command())),
@@ -58,28 +54,28 @@ pub(crate) fn parse() -> Action {
     let mut command = Cli::command();
     command.build();
     // The error shows the usage of the subcommand that was typed.
-    let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-    let mut command = subcommand.unwrap_or(command);
+    for name in names {
+        command = command.find_subcommand(name).cloned().unwrap_or(command);
+    }
     Action::Usage(command.error(ErrorKind::ValueValidation, wrong))
 }
 
-/// Adds a tip to what clap says about an unknown argument.
-fn with_tip(mut wrong: clap::Error) -> clap::Error {
-    if wrong.kind() == ErrorKind::UnknownArgument
-        && let Some(ContextValue::String(argument)) = wrong.get(ContextKind::InvalidArg)
-        && let Some(tip) = tip(argument)
-    {
-        wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+/// Returns the names of the subcommand that was typed: `service`, `add`.
+fn names(mut matches: &ArgMatches) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((name, of_subcommand)) = matches.subcommand() {
+        names.push(name.to_owned());
+        matches = of_subcommand;
     }
-    wrong
+    names
 }
 
-fn tip(argument: &str) -> Option<String> {
-    if ["-c", "--config"].contains(&argument) {
-        return Some("to serve what a file describes, type spliceway run FILE".to_owned());
-    }
-    let is_address = argument.parse::<ListenRange>().is_ok() && argument.contains(':');
-    is_address.then(|| format!("to listen there, type -l {argument}"))
+/// Reads these words, of which the first one is the name of the program. An error has a tip if the
+/// mistake is a usual one.
+fn matches(typed: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let command = Cli::command();
+    let matches = command.clone().try_get_matches_from(typed);
+    matches.map_err(|wrong| tips::with_tip(wrong, typed.get(1..).unwrap_or_default(), &command))
 }
 
 const EXAMPLES: &str = "\
@@ -158,7 +154,7 @@ Examples:
 const MAN_EXAMPLES: &str = "\
 Examples:
   spliceway man | man -l -                     read the page of the program
-  spliceway man /usr/local/share/man/man1      install all pages";
+  spliceway man /usr/local/share/man           install all pages";
 
 const HASH_EXAMPLES: &str = "\
 Examples:
@@ -178,6 +174,16 @@ Examples:
 
 The other lines of the file stay as they are. A running program reads the file
 again at `spliceway reload` or SIGHUP.";
+
+const TOKEN_EXAMPLES: &str = "\
+Examples:
+  spliceway token add tokens panel --scope read,sessions
+  spliceway token del tokens panel && spliceway reload
+  spliceway token list tokens
+
+The scopes are `read` (the state), `sessions` (end sessions), `drain` (drain
+services, set weights) and `write` (everything else). The file has only hashes.
+--admin-remote and --admin-tokens open a socket for the holders of tokens.";
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
@@ -302,12 +308,22 @@ enum Command {
         flags: Vec<OsString>,
     },
     /// Print the JSON schema of configuration files, for editors
-    Schema,
+    Schema {
+        /// Print the OpenAPI document of the admin socket, for generators of clients
+        #[arg(long)]
+        openapi: bool,
+    },
     /// Add, remove and list the users in the file of --auth-file, and set passwords
     #[command(after_help = USER_EXAMPLES)]
     User {
         #[command(subcommand)]
         command: UserCommand,
+    },
+    /// Add, remove and list the tokens in the file of --admin-tokens
+    #[command(after_help = TOKEN_EXAMPLES)]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
     },
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
@@ -343,6 +359,18 @@ enum Command {
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },
+    /// Add, change, remove and list the services of a running program
+    #[command(after_help = SERVICE_EXAMPLES)]
+    Service {
+        #[command(subcommand)]
+        command: ServiceCommand,
+    },
+    /// Add targets to a service of a running program, and remove them
+    #[command(after_help = BACKEND_EXAMPLES)]
+    Backend {
+        #[command(subcommand)]
+        command: BackendCommand,
+    },
     /// Let a running program open the file of its access log again, after a rename
     #[command(after_help = REOPEN_EXAMPLES)]
     Reopen(SocketArgs),
@@ -366,10 +394,10 @@ enum Command {
         #[arg(value_parser = generated::shell())]
         shell: Shell,
     },
-    /// Print the manual page, or write the pages of all commands
+    /// Print the manual page, or write all pages
     #[command(after_help = MAN_EXAMPLES)]
     Man {
-        /// Directory for one page of each command
+        /// Directory for the pages: of commands in man1, of the configuration file in man5
         directory: Option<PathBuf>,
     },
 }
@@ -381,7 +409,7 @@ struct ConfigArgs {
     /// File, or directory whose files `*.toml` are read in the order of their names
     #[arg(short, long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// The same without `-c`
+    /// The same: `-c` is optional
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
@@ -389,26 +417,6 @@ struct ConfigArgs {
 impl ConfigArgs {
     fn path(self) -> PathBuf {
         self.config.or(self.path).expect("the command needs one of them")
-    }
-}
-
-/// The running program that a command asks.
-#[derive(Args, Debug)]
-struct SocketArgs {
-    /// Admin socket of the running program, as given to its --admin
-    #[arg(
-        long,
-        value_name = "unix:PATH",
-        env = "SPLICEWAY_ADMIN",
-        default_value = "unix:/run/spliceway/admin.sock",
-        value_parser = admin_path
-    )]
-    admin: PathBuf,
-}
-
-impl SocketArgs {
-    fn operate(self, command: operator::Command) -> Result<Action, Refused> {
-        Ok(Action::Operate(self.admin, command))
     }
 }
 
@@ -421,6 +429,9 @@ impl Cli {
         match self.command {
             Some(Command::HashPassword { name }) => Ok(Action::HashPassword(name)),
             Some(Command::User { command }) => Ok(Action::User(command)),
+            Some(Command::Service { command }) => command.action(),
+            Some(Command::Backend { command }) => command.action(),
+            Some(Command::Token { command }) => Ok(Action::Token(command)),
             Some(Command::Reload { socket, end_sessions }) => {
                 socket.operate(operator::Command::Reload { end_sessions })
             }
@@ -447,11 +458,13 @@ impl Cli {
                 let settings = check(&config).map_err(Refused::Files)?;
                 Ok(Action::Print(print::summary(&config, &settings)))
             }
-            Some(Command::Schema) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: false }) => Ok(Action::Print(print::schema())),
+            Some(Command::Schema { openapi: true }) => Ok(Action::Print(print::openapi())),
             Some(Command::PrintConfig { flags }) => {
                 let program = OsString::from("spliceway");
-                let cli =
-                    Self::try_parse_from(std::iter::once(program).chain(flags)).unwrap_or_else(|wrong| wrong.exit());
+                let typed: Vec<_> = std::iter::once(program).chain(flags).collect();
+                let cli = matches(&typed).and_then(|matches| Self::from_arg_matches(&matches));
+                let cli = cli.unwrap_or_else(|wrong| wrong.exit());
                 let Some(config) = cli.config() else {
                     return Err(Refused::Usage(
                         "expected the flags of a service after print-config".to_owned(),

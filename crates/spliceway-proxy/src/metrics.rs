@@ -55,6 +55,8 @@ pub(crate) struct Metrics {
     /// The reloads that are in force, and those that were refused.
     reloaded: AtomicU64,
     refused: AtomicU64,
+    /// Whether the last reload was refused.
+    has_refused: AtomicBool,
     /// The upgrades that this process has taken over by, and those that it could not hand over by.
     upgraded: AtomicU64,
     not_upgraded: AtomicU64,
@@ -88,6 +90,7 @@ impl Metrics {
             balancers: Mutex::default(),
             terminators: Mutex::default(),
             earlier: Mutex::default(),
+            has_refused: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
         }
     }
@@ -127,6 +130,7 @@ impl Metrics {
     pub(crate) fn reloaded(&self, is_in_force: bool) {
         let count = if is_in_force { &self.reloaded } else { &self.refused };
         count.fetch_add(1, Ordering::Relaxed);
+        self.has_refused.store(!is_in_force, Ordering::Relaxed);
     }
 
     /// Records that this process has taken over from another one, or that its own hand-over has
@@ -221,6 +225,8 @@ impl Metrics {
             now.tls(&terminators);
             !terminators.is_empty()
         };
+        let has_refused = self.has_refused.load(Ordering::Relaxed);
+        now.gauges.add("last_reload_refused", &[], has_refused.into());
         let counters = &mut now.counters;
         self.connect_times.count(&histogram::CONNECT, counters);
         if ends_tls {
@@ -312,6 +318,7 @@ mod tests {
             r#"spliceway_log_reopens_total{result="failed"} 0"#,
             r#"spliceway_reloads_total{result="ok"} 0"#,
             r#"spliceway_reloads_total{result="refused"} 1"#,
+            "spliceway_last_reload_refused 1",
             r#"spliceway_upgrades_total{result="ok"} 0"#,
             r#"spliceway_upgrades_total{result="failed"} 0"#,
             "spliceway_pipe_pages 0",

@@ -1,6 +1,7 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
 mod acme;
+mod admin;
 mod ahead;
 mod backends;
 mod chains;

@@ -17,6 +17,7 @@
 pub(crate) mod acme;
 pub(crate) mod agreed;
 mod anchors;
+mod bad_crl;
 pub(crate) mod bad_files;
 pub(crate) mod certificate;
 pub(crate) mod chain;
@@ -36,6 +37,7 @@ mod issuers;
 pub(crate) mod names;
 mod ocsp;
 mod pem;
+mod rsa;
 pub(crate) mod server;
 mod shared_keys;
 mod stamp;

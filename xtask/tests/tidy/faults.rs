@@ -2,8 +2,8 @@
 
 use super::repository::Repository;
 use super::{
-    catalogue, circles, documents, file_lengths, fixed_ports, folders, inherited_lints, prose, sleeps, test_names,
-    unsafe_code,
+    catalogue, circles, documents, file_lengths, fixed_ports, folders, inherited_lints, manifests, prose, sleeps,
+    test_names, unsafe_code,
 };
 
 /// Asserts that the rule has these findings in a repository of one file. Each finding must contain
@@ -50,6 +50,34 @@ fn a_crate_without_the_lints_is_found() {
         "[lints]\nworkspace = true\n",
         &[],
     );
+}
+
+#[test]
+fn a_crate_without_a_page_or_a_key_is_found() {
+    let manifest =
+        "description = \"\"\nlicense.workspace = true\nreadme = \"README.md\"\nkeywords = []\ncategories = []\n";
+    let path = "crates/a/Cargo.toml";
+    finds(manifests, path, manifest, &["https://docs.rs/a", "crates/a/README.md"]);
+    finds(
+        manifests,
+        path,
+        &format!("{manifest}[[bin]]\n"),
+        &["crates/a/README.md"],
+    );
+    finds(
+        manifests,
+        path,
+        "[[bin]]\n",
+        &[
+            "description",
+            "license",
+            "readme",
+            "keywords",
+            "categories",
+            "README.md",
+        ],
+    );
+    finds(manifests, "testing/a/Cargo.toml", "", &[]);
 }
 
 #[test]

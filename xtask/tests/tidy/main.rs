@@ -67,6 +67,7 @@ macro_rules! rules {
 rules! {
     unsafe_code_has_a_file_with_a_reason: unsafe_code;
     every_crate_inherits_the_lints: inherited_lints;
+    every_published_crate_says_what_it_is: manifests;
     tests_wait_for_events_and_not_for_time: sleeps;
     tests_let_the_kernel_choose_ports: fixed_ports;
     files_are_short: file_lengths;
@@ -117,6 +118,39 @@ fn inherited_lints(repository: &Repository) -> Vec<Finding> {
         .filter(|file| !file.text.contains("[lints]\nworkspace = true"))
         .map(|file| format!("{}: expected [lints] with `workspace = true`", file.path))
         .collect()
+}
+
+/// Each crate below `crates` is published, with a page of its own. docs.rs shows libraries only.
+fn manifests(repository: &Repository) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in &repository.files {
+        let name = file
+            .path
+            .strip_prefix("crates/")
+            .and_then(|path| path.strip_suffix("/Cargo.toml"));
+        let Some(name) = name else { continue };
+        let documentation = format!("documentation = \"https://docs.rs/{name}\"");
+        let keys = [
+            "description = ",
+            "license.workspace",
+            "readme = \"README.md\"",
+            "keywords = ",
+            "categories = ",
+        ];
+        let expected = keys
+            .into_iter()
+            .chain((!file.text.contains("[[bin]]")).then_some(&*documentation));
+        let missing = expected.filter(|key| !file.text.lines().any(|line| line.starts_with(key)));
+        findings.extend(missing.map(|key| format!("{}: expected `{key}`", file.path)));
+        let readme = format!("crates/{name}/README.md");
+        if !repository
+            .file(&readme)
+            .is_some_and(|file| file.text.starts_with(&format!("# {name}\n")))
+        {
+            findings.push(format!("{}: expected {readme} with the title `{name}`", file.path));
+        }
+    }
+    findings
 }
 
 fn sleeps(repository: &Repository) -> Vec<Finding> {

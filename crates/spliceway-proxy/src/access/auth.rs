@@ -10,6 +10,7 @@ mod file;
 mod hash;
 mod passed;
 mod penalty;
+pub(crate) mod tokens;
 mod turns;
 
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ use spliceway_protocol::{Credentials, Proof};
 
 pub(crate) use checks::{Busy, Standing};
 pub(crate) use digest::{Fingerprint, fingerprint};
-pub(crate) use edit::{Edit, EditError, What, clear_text, names};
+pub(crate) use edit::{Edit, EditError, FileKind, What, clear_text, listed};
 pub(crate) use file::{FIELD_MAX_BYTES, check_name, read, user};
 pub(crate) use hash::{Stored, hash};
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! What the definition of the command line generates: completions, and manual pages with the text
 //! of `--help`.
 
+mod config_page;
+
 use clap::Command;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap_complete::Shell;
@@ -17,7 +19,7 @@ const FILES: [(&str, &str); 2] = [
     ),
     (
         "/run/spliceway/admin.sock",
-        "admin socket of that service, for status, top, reload and upgrade",
+        "admin socket of that service, for status, top, service, reload and upgrade",
     ),
 ];
 
@@ -35,9 +37,10 @@ pub(super) fn completions(mut program: Command, shell: Shell) -> String {
         return script;
     }
     // The library does not escape the name of a value such as `HOST:PORT`, so zsh would run `PORT`.
-    let commands = std::iter::once(&program).chain(program.get_subcommands());
+    let commands = all(&program);
     let names = commands
-        .flat_map(Command::get_arguments)
+        .iter()
+        .flat_map(|command| command.get_arguments())
         .flat_map(|arg| arg.get_value_names().unwrap_or_default())
         .filter(|name| name.contains(':'));
     names.fold(script, |script, name| {
@@ -50,18 +53,22 @@ pub(super) fn page(program: &Command) -> String {
     rendered(built(program))
 }
 
-/// Returns the pages of the program and of all commands, each with the name of its file.
+/// Returns the pages of the program, of all commands and of the configuration file, each with its
+/// path in a folder of manual pages.
 pub(super) fn pages(program: &Command) -> Vec<(String, String)> {
     let program = built(program);
-    let is_shown = |command: &&Command| !command.is_hide_set();
-    let commands = program.get_subcommands().filter(is_shown).cloned().collect::<Vec<_>>();
-    std::iter::once(program)
-        .chain(commands)
-        .map(|command| {
-            let name = format!("{}.1", command.get_display_name().unwrap_or(command.get_name()));
-            (name, rendered(command))
-        })
-        .collect()
+    let commands = all(&program).into_iter().cloned().map(|command| {
+        let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+        (format!("man1/{name}.1"), rendered(command))
+    });
+    let file = ("man5/spliceway.toml.5".to_owned(), config_page::page(FILES[0]));
+    commands.chain(std::iter::once(file)).collect()
+}
+
+/// Returns a command and all below it, without hidden ones.
+fn all(command: &Command) -> Vec<&Command> {
+    let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    std::iter::once(command).chain(subcommands.flat_map(all)).collect()
 }
 
 fn built(program: &Command) -> Command {
@@ -130,7 +137,8 @@ fn end(name: &str, help: &str) -> String {
         }
     }
     let others = match name {
-        PROGRAM => "splice(2), systemd.socket(5)",
+        PROGRAM => "spliceway.toml(5), splice(2), systemd.socket(5)",
+        "run" | "check" | "schema" | "print-config" => "spliceway(1), spliceway.toml(5)",
         _ => "spliceway(1)",
     };
     roff.control("SH", ["SEE ALSO"]).text([roman(others)]);

@@ -10,6 +10,7 @@ mod tests;
 
 use crate::access::accounts::AllLimits;
 use crate::access::policy::TargetRules;
+use crate::monitor::admin;
 use crate::net::listener::Transport;
 use crate::settings::config::schema::Schema;
 use crate::settings::config::{AUTH_VARIABLE, Config, File, List, Records, Rule, UPSTREAM_VARIABLE, Value, declared};
@@ -24,6 +25,7 @@ pub(super) fn toml(mut config: Config) -> String {
     for file in [&mut config.acme.state, &mut config.acme.ca] {
         *file = file.take().map(Value::<File>::absolute);
     }
+    config.admin.tokens = config.admin.tokens.take().map(Value::<File>::absolute);
     config.limits.quota_file = config.limits.quota_file.take().map(Value::<File>::absolute);
     for service in &mut config.service {
         let service = service.get_mut();
@@ -149,8 +151,23 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Returns the JSON schema of a file. The help of a key is that of its flag.
+/// Returns the JSON schema of a file, as text.
 pub(super) fn schema() -> String {
+    text_of(&described())
+}
+
+/// Returns the OpenAPI document of the admin socket, as text.
+pub(super) fn openapi() -> String {
+    let service = described()["properties"]["service"]["items"].take();
+    text_of(&admin::openapi(service))
+}
+
+fn text_of(json: &Json) -> String {
+    serde_json::to_string_pretty(json).unwrap_or_default() + "\n"
+}
+
+/// Returns the JSON schema of a file. The help of a key is that of its flag.
+fn described() -> Json {
     let tables = Schema::new();
     let mut schema = tables.json().clone();
     schema["title"] = "spliceway.toml".into();
@@ -173,5 +190,5 @@ pub(super) fn schema() -> String {
             }
         }
     }
-    serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
+    schema
 }

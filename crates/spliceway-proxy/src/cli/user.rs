@@ -1,14 +1,14 @@
 //! The command `spliceway user`: lists and changes the users in a file.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use tracing::Level;
 
 use super::hash_password;
-use crate::access::auth::{self, Edit, What};
+use crate::access::auth::{self, Edit, FileKind, What};
 use crate::log;
 
 /// What to do with a user file.
@@ -46,39 +46,45 @@ pub(super) fn run(command: UserCommand) -> ExitCode {
         UserCommand::Add(user) => change(user, What::Add),
         UserCommand::Passwd(user) => change(user, What::SetPassword),
         UserCommand::Del(user) => change(user, What::Remove),
-        UserCommand::List { file } => match auth::names(&file) {
-            Ok((names, warnings)) => {
-                warn(&warnings);
-                print(&names.iter().map(|name| format!("{name}\n")).collect::<String>())
-            }
-            Err(error) => hash_password::failed(&io::Error::other(error.to_string())),
-        },
+        UserCommand::List { file } => list(&file, FileKind::Users),
     }
 }
 
-fn change(UserArgs { file, name }: UserArgs, what: What) -> ExitCode {
-    let edit = Edit { path: file, name, what };
-    let changed = (|| {
-        let failed = |error: auth::EditError| io::Error::other(error.to_string());
-        edit.check().map_err(failed)?;
-        let hash = if what == What::Remove {
-            String::new()
-        } else {
-            hash_password::hash()?
-        };
-        edit.apply(&hash).map_err(failed)
-    })();
-    match changed {
-        Ok(warnings) => {
+/// Prints a line for each user or token of a file.
+pub(super) fn list(file: &Path, kind: FileKind) -> ExitCode {
+    match auth::listed(file, kind) {
+        Ok((lines, warnings)) => {
             warn(&warnings);
-            print(&done(&edit))
+            print(&lines.iter().map(|line| format!("{line}\n")).collect::<String>())
         }
+        Err(error) => hash_password::failed(&io::Error::other(error.to_string())),
+    }
+}
+
+fn change(UserArgs { file: path, name }: UserArgs, what: What) -> ExitCode {
+    let kind = FileKind::Users;
+    let edit = Edit { path, kind, name, what };
+    let secret = || match what {
+        What::Remove => Ok(String::new()),
+        What::Add | What::SetPassword => hash_password::hash(),
+    };
+    match apply(&edit, secret) {
+        Ok(()) => print(&done(&edit)),
         Err(error) => hash_password::failed(&error),
     }
 }
 
+/// Changes a file, and prints warnings about its lines. The change is checked before the secret of
+/// a new line is asked for.
+pub(super) fn apply(edit: &Edit, secret: impl FnOnce() -> io::Result<String>) -> io::Result<()> {
+    let failed = |error: auth::EditError| io::Error::other(error.to_string());
+    edit.check().map_err(failed)?;
+    warn(&edit.apply(&secret()?).map_err(failed)?);
+    Ok(())
+}
+
 /// Says what was done, and when a program knows it.
-fn done(Edit { path, name, what }: &Edit) -> String {
+fn done(Edit { path, name, what, .. }: &Edit) -> String {
     let path = path.display();
     let (done, reload) = match what {
         What::Add => (format!("{name} was added"), "`spliceway reload` or SIGHUP"),
@@ -97,7 +103,7 @@ fn warn(warnings: &[String]) {
     }
 }
 
-fn print(text: &str) -> ExitCode {
+pub(super) fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => hash_password::failed(&error),

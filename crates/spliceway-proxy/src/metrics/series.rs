@@ -75,6 +75,10 @@ pub(super) const GAUGES: &[(&str, &str)] = &[
         "Limit on open sessions; further clients wait to be accepted",
     ),
     (
+        "last_reload_refused",
+        "1 if the last reload of the configuration was refused",
+    ),
+    (
         "tls_certificate_expires_seconds",
         "Time at which a certificate expires, in seconds since 1970; of the certificates that expire first",
     ),

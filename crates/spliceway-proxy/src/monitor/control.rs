@@ -5,6 +5,9 @@
 //!   admin socket ── Command ──▶ orders ── Result ──▶ admin socket
 //! ```
 
+use std::fmt;
+use std::sync::Arc;
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::settings::{Change, Refused};
@@ -27,10 +30,16 @@ pub(crate) enum Order {
     Drain(&'static str),
 }
 
+/// The name of the token of the operator who asks, for the log. There is none for signals and on a
+/// socket without tokens. It is shown as what follows the text of a line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct By(pub(crate) Option<Arc<str>>);
+
 /// An order, and the way to answer it, if an operator waits for the answer.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) order: Order,
+    pub(crate) by: By,
     answer: Option<oneshot::Sender<Result<Done, NotDone>>>,
 }
 
@@ -69,20 +78,33 @@ impl Control {
 
     /// Gives an order and waits until it has been carried out. Returns what was done. If this
     /// future is dropped, the order is carried out all the same.
-    pub(crate) async fn order(&self, order: Order) -> Result<Done, NotDone> {
+    pub(crate) async fn order(&self, order: Order, by: By) -> Result<Done, NotDone> {
         let (answer, answered) = oneshot::channel();
         let busy = |_| NotDone::Busy("the program has other commands to carry out first".to_owned());
         let answer = Some(answer);
-        self.0.try_send(Command { order, answer }).map_err(busy)?;
+        self.0.try_send(Command { order, by, answer }).map_err(busy)?;
         let ends = || Err(NotDone::Busy("the program ends".to_owned()));
         answered.await.unwrap_or_else(|_| ends())
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(name) => write!(f, " (by {name})"),
+            None => Ok(()),
+        }
     }
 }
 
 impl Command {
     /// Returns the command of a signal, which gets no answer.
     pub(crate) fn of_signal(order: Order) -> Self {
-        Self { order, answer: None }
+        Self {
+            order,
+            by: By::default(),
+            answer: None,
+        }
     }
 
     pub(crate) fn answer(self, result: Result<impl Into<Done>, NotDone>) {

@@ -8,7 +8,7 @@ use spliceway_protocol::address::ListenAddress;
 use tracing::Level;
 
 use crate::log::announce;
-use crate::monitor::admin::Admin;
+use crate::monitor::admin::{Access, Admin};
 use crate::monitor::challenge_server::ChallengeServer;
 use crate::monitor::control::Control;
 use crate::monitor::http_server::{self, Answers};
@@ -27,7 +27,7 @@ use crate::settings::Settings;
 /// Returns an error if a listener cannot be opened.
 pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control: Control) -> io::Result<Vec<Offered>> {
     let (process, mut open_listeners) = (&overview.process, Vec::new());
-    if settings.admin.is_some() || settings.status_page.is_some() {
+    if settings.admin.is_some() || settings.remote_admin.is_some() || settings.status_page.is_some() {
         let watching = Arc::clone(overview);
         let task = async move { watching.watch().await };
         process.health.spawn("the task that samples rates", task);
@@ -46,8 +46,12 @@ pub(crate) async fn start(settings: &Settings, overview: &Arc<Overview>, control
     }
     if let Some(address) = &settings.admin {
         let overview = Arc::clone(overview);
-        let server = Admin { overview, control };
+        let server = Admin::new(overview, control.clone(), Access::Open);
         open_listeners.push(serve("admin", address, server, process).await?);
+    }
+    if let Some((address, tokens)) = &settings.remote_admin {
+        let server = Admin::new(Arc::clone(overview), control, Access::by_tokens(Arc::clone(tokens)));
+        open_listeners.push(serve("admin-remote", address, server, process).await?);
     }
     Ok(open_listeners)
 }

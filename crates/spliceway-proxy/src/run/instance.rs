@@ -23,6 +23,7 @@ use tracing::Level;
 use crate::kit::alive::{Alive, MaybeAlive};
 use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
 use crate::log::{self, announce};
+use crate::monitor::control::By;
 use crate::monitor::overview::Served;
 use crate::net::adopted::Offered;
 use crate::net::listener::Transport;
@@ -273,6 +274,7 @@ impl Instance {
             let names = before.services.iter().map(|service| service.name);
             changes.removed = names.filter(|name| !here.contains(name)).collect();
             changes.has_other_users_limits = settings.users != before.users;
+            changes.has_other_tokens = settings.tokens() != before.tokens();
         }
         if let Some(started_with) = &self.started_with {
             changes.needs_restart = settings.written.fixed_differences(started_with);
@@ -399,13 +401,13 @@ impl Instance {
 
     /// Closes the listeners of the service with this name. The returned future waits until they are
     /// closed, so that another program can use their addresses. Sessions may finish.
-    pub(super) fn drain(&self, name: &str) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) fn drain(&self, name: &str, by: &By) -> impl Future<Output = ()> + Send + use<> {
         let built = self.running.iter().flat_map(|running| &running.built);
         for built in built.filter(|built| built.service.name == name) {
             if built.service.accepting.stop() {
                 tracing::info!(
                     service = name,
-                    "admin: the service accepts no new clients, sessions may finish"
+                    "admin: the service accepts no new clients, sessions may finish{by}"
                 );
             }
         }

@@ -21,7 +21,7 @@ use spliceway_operator::text::count;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::monitor::control::{Command, Done, NotDone, Order, WAITING_MAX};
+use crate::monitor::control::{By, Command, Done, NotDone, Order, WAITING_MAX};
 use crate::monitor::overview::Overview;
 use crate::run::change;
 use crate::run::drain::{SignalRequest, Signals, serving};
@@ -85,11 +85,11 @@ impl Orders<'_> {
             };
             match command.order {
                 Order::Drain(name) => drain(instance, name, command),
-                Order::Change(ref change) => match self.change(instance, change).await {
+                Order::Change(ref change) => match self.change(instance, change, &command.by).await {
                     Some(changed) => command.answer(changed),
                     None => return self.stop(),
                 },
-                Order::Reload { end_sessions } => match self.reload(instance, end_sessions).await {
+                Order::Reload { end_sessions } => match self.reload(instance, end_sessions, &command.by).await {
                     Some(reloaded) => command.answer(reloaded),
                     None => return self.stop(),
                 },
@@ -125,12 +125,17 @@ impl Orders<'_> {
 
     /// Reloads, and tells the service manager. Returns what to tell the operator, or `None` if the
     /// program must stop.
-    async fn reload(&mut self, instance: &mut Instance, end_sessions: bool) -> Option<Result<String, NotDone>> {
+    async fn reload(
+        &mut self,
+        instance: &mut Instance,
+        end_sessions: bool,
+        by: &By,
+    ) -> Option<Result<String, NotDone>> {
         let (overview, manager) = (self.overview, &self.upgrade.manager);
         manager.tell(Message::Reloading).await;
         let plan = read_plan(instance, Arc::clone(&self.source));
         let plan = self.during("a reload", instance, plan).await?;
-        let reloaded = put_into_force(instance, plan);
+        let reloaded = put_into_force(instance, plan, by);
         serve(overview, instance);
         let status = match &reloaded {
             Ok(_) => serving(overview.process.metrics.open()),
@@ -147,12 +152,12 @@ impl Orders<'_> {
         }
         let ended = overview.process.sessions.close_unknown(&instance.users()).await;
         let ended = count(ended, "session");
-        tracing::info!("admin: ended {ended} of removed users");
+        tracing::info!("admin: ended {ended} of removed users{by}");
         Some(Ok(format!("reloaded: {changes}; ended {ended}{warnings}")))
     }
 
     /// Changes services. Returns what to tell the operator, or `None` if the program must stop.
-    async fn change(&mut self, instance: &mut Instance, change: &Change) -> Option<Result<Done, NotDone>> {
+    async fn change(&mut self, instance: &mut Instance, change: &Change, by: &By) -> Option<Result<Done, NotDone>> {
         let what = "a change of services";
         let preparing = change::prepare(instance, change.clone());
         let prepared = match self.during(what, instance, preparing).await? {
@@ -162,7 +167,7 @@ impl Orders<'_> {
         if change.is_dry_run {
             return Some(Ok(prepared.dry_run()));
         }
-        let (done, folder) = match prepared.put_into_force(instance) {
+        let (done, folder) = match prepared.put_into_force(instance, by) {
             Ok(done) => done,
             Err(not_done) => return Some(Err(not_done)),
         };
@@ -202,7 +207,7 @@ impl Orders<'_> {
         let Meanwhile { stopped, drains } = meanwhile;
         let why = match (upgraded, stopped) {
             (Upgraded::Done(handover, summary), None) => {
-                tracing::info!("handed over: {summary}");
+                tracing::info!("handed over: {summary}{}", command.by);
                 for (_, command) in drains {
                     let why = "the program has handed over to a new process: ask that one".to_owned();
                     command.answer(Err::<Done, _>(NotDone::Busy(why)));
@@ -228,7 +233,7 @@ impl Orders<'_> {
         overview.process.accounts.share(false).await;
         overview.process.metrics.upgraded(false);
         let why = format!("the upgrade failed, and this process serves on: {why}");
-        tracing::error!("{why}");
+        tracing::error!("{why}{}", command.by);
         for (name, command) in drains {
             drain(instance, name, command);
         }
@@ -350,7 +355,7 @@ fn warnings(instance: &Instance) -> String {
 
 /// Closes the listeners of a service at once, and answers when they are closed.
 fn drain(instance: &Instance, name: &'static str, command: Command) {
-    let closed = instance.drain(name);
+    let closed = instance.drain(name, &command.by);
     tokio::spawn(async move {
         closed.await;
         command.answer(Ok(format!("{name} accepts no new clients")));
@@ -368,7 +373,7 @@ async fn read_plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, Str
 }
 
 /// Puts a plan into force if it is right in every part.
-fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result<Changes, String> {
+fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>, by: &By) -> Result<Changes, String> {
     let plan = plan.and_then(|plan| match instance.drained_since(&plan) {
         Some(name) => Err(format!(
             "{name} was drained meanwhile: reload again to open its listeners"
@@ -379,11 +384,11 @@ fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result
     match plan {
         Ok(plan) => {
             let changes = instance.commit(plan);
-            tracing::info!("reloaded: {changes}");
+            tracing::info!("reloaded: {changes}{by}");
             Ok(changes)
         }
         Err(wrong) => {
-            tracing::error!("{RELOAD_REFUSED}: {wrong}");
+            tracing::error!("{RELOAD_REFUSED}: {wrong}{by}");
             Err(wrong)
         }
     }
@@ -445,10 +450,12 @@ mod tests {
         let plan = instance.plan(settings.unwrap()).await.unwrap();
         let (end, ends) = tokio::sync::oneshot::channel();
         let operator = async {
-            let drained = control.order(Order::Drain("forward")).await;
+            let drained = control.order(Order::Drain("forward"), By::default()).await;
             assert_eq!(drained, Ok("forward accepts no new clients".to_owned().into()));
             assert_eq!(before.elapsed(), Duration::ZERO);
-            let reload = control.order(Order::Reload { end_sessions: false }).await;
+            let reload = control
+                .order(Order::Reload { end_sessions: false }, By::default())
+                .await;
             let why = "a reload runs: try again when it has ended".to_owned();
             assert_eq!(reload, Err(NotDone::Busy(why)));
             assert_eq!(before.elapsed(), PATIENCE);
@@ -457,7 +464,7 @@ mod tests {
         let (ended, ()) = tokio::join!(orders.during("a reload", &instance, ends), operator);
         assert_eq!(ended, Some(Ok(())));
         // The listeners of the plan are closed now.
-        let wrong = put_into_force(&mut instance, Ok(plan)).unwrap_err();
+        let wrong = put_into_force(&mut instance, Ok(plan), &By::default()).unwrap_err();
         assert!(wrong.starts_with("forward was drained meanwhile"), "{wrong}");
     }
 }

@@ -98,11 +98,10 @@ fn written(config: &Config, settings: &Settings, services: &[Arc<ServiceSettings
             .map(|file| Named::new(key, file.at(), &file.path(folder(file.at()).as_deref())));
         all.extend(named);
     }
-    let admin = config
-        .admin
-        .socket
-        .iter()
-        .map(|value| ("socket", value.at(), value.parsed()));
+    let admin = [("socket", &config.admin.socket), ("remote", &config.admin.remote)];
+    let admin = admin
+        .into_iter()
+        .flat_map(|(key, socket)| socket.iter().map(move |value| (key, value.at(), value.parsed())));
     let listens = services.iter().flat_map(|service| service.config.listen.iter());
     let listens = listens.flat_map(|list| list.iter());
     let listens = listens.map(|value| ("listen", value.at(), value.parsed().first));
@@ -164,7 +163,9 @@ fn check_files(
         .map(|path| (Named::new("", None, path).path, "the configuration".to_owned()));
     let mut known: HashMap<PathBuf, String> = of_config.collect();
     let shown = |file: &Named| format!("{} at {}", file.key, origin.location(file.at));
-    for file in read(services, origin) {
+    let tokens = config.admin.tokens.iter();
+    let tokens = tokens.map(|file| Named::new("tokens", file.at(), &file.path(origin.folder_of(file.at()).as_deref())));
+    for file in tokens.chain(read(services, origin)) {
         let shown = shown(&file);
         known.entry(file.path).or_insert(shown);
     }

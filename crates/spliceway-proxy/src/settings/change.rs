@@ -279,7 +279,9 @@ impl Condition {
         }
         let name = name.escape_debug();
         Err(Refused::Unexpected(match shown {
-            Some(_) if *self == Self::Absent => format!("there is a service `{name}` already"),
+            Some(_) if *self == Self::Absent => {
+                format!("there is a service `{name}` already: change it (`spliceway service set`), or remove it before")
+            }
             Some(_) => format!("service `{name}` has changed meanwhile: read it again"),
             None => format!("there is no service `{name}`"),
         }))

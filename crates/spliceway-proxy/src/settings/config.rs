@@ -11,6 +11,7 @@
 //! in `settings/settle.rs`.
 
 mod files;
+mod hints;
 mod key;
 pub(crate) mod schema;
 pub(in crate::settings) mod source;

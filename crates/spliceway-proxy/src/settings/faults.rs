@@ -72,6 +72,11 @@ impl Faults {
         self.lost.iter().any(|offsets| offsets.contains(&at))
     }
 
+    /// Returns whether a table before this offset may be missing.
+    pub(super) fn have_lost_before(&self, at: usize) -> bool {
+        self.lost.iter().any(|offsets| offsets.start < at)
+    }
+
     /// Returns whether no table is missing.
     pub(super) fn have_all_tables(&self) -> bool {
         self.lost.is_empty()
@@ -79,6 +84,12 @@ impl Faults {
 
     pub(super) fn is_empty(&self) -> bool {
         self.faults.is_empty()
+    }
+
+    /// Adds a fault of a value that is in the files. It follows from no other one.
+    pub(super) fn add_of_value(&mut self, fault: Fault) {
+        self.spoil(&fault.key, false);
+        self.faults.push(fault);
     }
 
     /// Adds a fault, unless it follows from another one. A fault without a key, such as an unknown
@@ -91,8 +102,7 @@ impl Faults {
                 (is_of_key && *is_gone) || (!is_of_key && asks_for(&fault.problem, key))
             });
         if !follows {
-            self.spoil(&fault.key, false);
-            self.faults.push(fault);
+            self.add_of_value(fault);
         }
     }
 

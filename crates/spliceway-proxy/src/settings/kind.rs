@@ -31,7 +31,8 @@ pub(super) fn kind(
     check_transparent(service, kind, faults);
     Some(match kind {
         KindArg::Forward => {
-            if service.to.as_ref().is_none_or(|to| to.is_empty()) && service.backend.is_none() {
+            let has_backends = service.backend.is_some() || faults.have_one_of(&["backend"]);
+            if service.to.as_ref().is_none_or(|to| to.is_empty()) && !has_backends {
                 let expected = "expected the target, such as to = \"example.com:80\"";
                 faults.add(missing("to", expected.to_owned()));
             }

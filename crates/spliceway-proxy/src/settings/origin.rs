@@ -66,6 +66,7 @@ impl Origin {
                     format!("--{}: {problem}", key.replace("access", "access-log").replace('_', "-"))
                 }
                 "socket" => format!("--admin: {problem}"),
+                "remote" | "tokens" => format!("--admin-{key}: {problem}"),
                 key => format!("--{}: {problem}", key.replace('_', "-")),
             },
             Self::Given(base, _) if !at.is_some_and(Given::has) => base.show(fault),

@@ -12,6 +12,7 @@ use super::config::Config;
 use super::origin::Origin;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
+use crate::access::auth::tokens::Tokens;
 use crate::log::LogSettings;
 use crate::tls::acme::StateFolder;
 
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
     pub(crate) admin: Option<ListenAddress>,
+    /// The admin socket whose requests need a token, and the tokens.
+    pub(crate) remote_admin: Option<(ListenAddress, Arc<Tokens>)>,
     /// The file with the number of the process that serves.
     pub(crate) pid_file: Option<PathBuf>,
     /// Where ACME servers validate names by HTTP, and the folder that has the answers.
@@ -42,6 +45,13 @@ pub(crate) struct Settings {
     pub(crate) origin: Arc<Origin>,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
+}
+
+impl Settings {
+    /// Returns the tokens of the admin socket that needs them.
+    pub(crate) fn tokens(&self) -> Option<&Arc<Tokens>> {
+        self.remote_admin.as_ref().map(|(_, tokens)| tokens)
+    }
 }
 
 /// What the sessions of every service depend on. A change gives new sessions new rules.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::acme;
+use super::admin::{remote_admin, status_page};
 use super::ahead;
 use super::backends::{backends, balance};
 use super::chains;
@@ -85,6 +86,7 @@ impl Settings {
         config.service = given.tables(changed.iter().copied(), &mut faults);
         let origin = self.origin.with(given);
         let mut settings = settle_with(&config, Some(&kept), &origin, faults, Depth::Settings)?;
+        settings.remote_admin.clone_from(&self.remote_admin);
         // A service stays in its place.
         let places: HashMap<_, _> = self.services.iter().map(|service| service.name).zip(0..).collect();
         settings
@@ -155,7 +157,7 @@ fn settle_with(
     let known = kept.unwrap_or_default();
     let settings = faults
         .have_all_tables()
-        .then(|| settings(config, known, origin, &mut faults));
+        .then(|| settings(config, kept, origin, &mut faults));
     let settings = settings.flatten();
     if let Some(settings) = &settings {
         let new = &settings.services[known.len()..];
@@ -182,7 +184,7 @@ fn settle_with(
 /// Returns `None` only if there is a fault.
 fn settings(
     config: &Config,
-    kept: &[Arc<ServiceSettings>],
+    kept: Option<&[Arc<ServiceSettings>]>,
     origin: &Arc<Origin>,
     faults: &mut Faults,
 ) -> Option<Settings> {
@@ -198,16 +200,19 @@ fn settings(
         ..
     } = config;
     let mut distinct = Distinct::default();
-    let services = services(config, kept, origin, &mut distinct, faults);
+    let services = services(config, kept.unwrap_or_default(), origin, &mut distinct, faults);
     chains::check(&services, &distinct, faults);
     distinct.add_other("metrics", &admin.metrics, origin, faults);
     distinct.add_other("socket", &admin.socket, origin, faults);
+    distinct.add_other("remote", &admin.remote, origin, faults);
     distinct.add_other("http", &acme.http, origin, faults);
     faults.keep(check_saved(config, origin));
     let users = user_limits(&defaults.user, user, &services, origin, faults);
     let log_settings = faults.keep(log_settings(log, origin));
     let status_page = faults.keep(status_page(admin));
     let acme_http = faults.keep(acme::listener(acme, origin));
+    // A change of services reads no other files. `Settings::with` then keeps the tokens.
+    let remote_admin = kept.is_none().then(|| remote_admin(admin, origin, faults)).flatten();
     Some(Settings {
         services,
         users,
@@ -237,6 +242,7 @@ fn settings(
         metrics: parsed(&admin.metrics),
         status_page: status_page?,
         admin: parsed(&admin.socket),
+        remote_admin,
         pid_file: admin.pid_file.as_ref().map(|file| path(file, origin)),
         acme_http: acme_http?,
         warnings: Vec::new(),
@@ -270,6 +276,7 @@ fn services(
     if config.service.is_empty()
         && services.is_empty()
         && config.admin.socket.is_none()
+        && config.admin.remote.is_none()
         && !faults.have_one_of(&["service", "socket"])
     {
         let expected =
@@ -323,23 +330,6 @@ fn sessions(config: &Config) -> SessionSettings {
         spin: engine.spin(),
         max_dials_per_ip: limits.max_dials_per_ip(),
     }
-}
-
-/// Returns the names of the status page, or `None` if there is no such page.
-fn status_page(admin: &config::Admin) -> Result<Option<Vec<Box<str>>>, Fault> {
-    let is_on = admin.status_page();
-    if is_on && admin.metrics.is_none() {
-        let at = admin.status_page.as_ref().and_then(Value::at);
-        return Err(Fault::new(
-            at,
-            "status_page",
-            "needs metrics: expected an address, such as metrics = \"127.0.0.1:9100\"",
-        ));
-    }
-    if !is_on && let Some(hosts) = &admin.status_host {
-        return Err(Fault::new(hosts.at(), "status_host", "needs status_page = true"));
-    }
-    Ok(is_on.then(|| all(&admin.status_host)))
 }
 
 fn unless_zero(time: Duration) -> Option<Duration> {

@@ -42,13 +42,17 @@ pub(super) fn originator(
     let Some((settings, (key, at))) = settings(service, servers, origin, warnings)? else {
         return Ok(None);
     };
-    let authorities = settings.authorities.clone();
     let originator = Originator::new(settings).map_err(|bad| {
-        let is_of_pair = bad.file().is_some_and(|file| authorities.as_deref() != Some(file));
-        match &service.target_tls_cert {
-            Some(certificate) if is_of_pair => Fault::new(certificate.at(), "target_tls_cert", bad.to_string()),
-            _ => Fault::new(at, key, bad.to_string()),
-        }
+        let files = [
+            ("target_tls_ca", &service.target_tls_ca),
+            ("target_tls_cert", &service.target_tls_cert),
+            ("target_tls_key", &service.target_tls_key),
+        ];
+        let path = |file: &Value<File>| file.path(origin.folder_of(file.at()).as_deref());
+        let mut files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?)));
+        let found = files.find(|(_, file)| bad.file() == Some(&*path(file)));
+        let (key, at) = found.map_or((key, at), |(key, file)| (key, file.at()));
+        Fault::new(at, key, bad.to_string())
     })?;
     let at = service.target_tls_cert.as_ref().and_then(Value::at);
     let doubts = originator.doubts();

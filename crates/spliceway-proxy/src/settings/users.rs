@@ -1,5 +1,7 @@
 //! The users of a service, from its file or from the environment.
 
+use std::path::Path;
+
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use crate::access::auth::{self, Stored, Users};
@@ -37,21 +39,32 @@ pub(super) fn users(service: &Service, origin: &Origin, faults: &mut Faults) -> 
             };
             let doubts = auth::clear_text(&path, &file.clear).into_iter();
             faults.warnings.extend(doubts.map(fault));
-            let path = path.display();
-            if let Some(mode) = file.exposed {
-                let expected = format!("expected 0600 (chmod 600 {path})");
-                if mode & 0o022 != 0 {
-                    faults.add(fault(format!(
-                        "{path}: mode {mode:04o} lets others add users; {expected}"
-                    )));
-                } else {
-                    let problem = format!("{path}: mode {mode:04o} lets others read it; {expected}");
-                    faults.warnings.push(fault(problem));
-                }
-            }
+            check_mode(&path, file.exposed, "users", fault, faults);
             (file.users, file.fingerprint)
         }
     };
     let no_random = |error| Fault::new(None, "auth", format!("the system provides no random numbers: {error}"));
     faults.keep(Users::new(users, fingerprint).map_err(no_random))
+}
+
+/// Adds a fault if others may write to a file, or a warning if they may read it. `exposed` is the
+/// mode of such a file.
+pub(super) fn check_mode(
+    path: &Path,
+    exposed: Option<u32>,
+    what: &str,
+    fault: impl Fn(String) -> Fault,
+    faults: &mut Faults,
+) {
+    let Some(mode) = exposed else { return };
+    let path = path.display();
+    let expected = format!("expected 0600 (chmod 600 {path})");
+    if mode & 0o022 != 0 {
+        faults.add(fault(format!(
+            "{path}: mode {mode:04o} lets others add {what}; {expected}"
+        )));
+    } else {
+        let problem = format!("{path}: mode {mode:04o} lets others read it; {expected}");
+        faults.warnings.push(fault(problem));
+    }
 }

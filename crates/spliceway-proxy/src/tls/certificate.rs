@@ -11,11 +11,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 
+use super::bad_crl::BadCrl;
 pub(crate) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
 use super::issuers::NotAnIssuer;
 use super::ocsp;
 use super::pem;
+use super::rsa;
 use super::ticket_file;
 use crate::kit::named_file::{self, NamedFile, Unreadable};
 use crate::kit::tls_error::fault;
@@ -87,11 +89,9 @@ pub(super) enum Why {
     /// The certificate in this line cannot be that of a CA.
     NotCa(usize, NotAnIssuer),
     /// The list of revoked certificates in this line cannot be used.
-    Crl(usize, String),
-    /// The key in this line cannot be used.
-    Key(usize, Error),
-    /// The file is no answer of an OCSP responder.
-    Ocsp,
+    Crl(usize, BadCrl),
+    /// The key in this line cannot be used. An RSA key has this number of bits.
+    Key(usize, Error, Option<usize>),
     /// The key in this line does not belong to the first certificate in a file. It may belong to
     /// the one in another line.
     OtherKey {
@@ -130,7 +130,7 @@ impl Pair {
                     .find_map(|one| belongs(slice::from_ref(one)).ok().map(|_| one.0)),
             }),
             Error::InvalidCertificate(_) => at_certificate(Why::Certificate(found[0].0, fault(&error))),
-            error => at_key(Why::Key(line, error)),
+            error => at_key(Why::Key(line, error, rsa::bits(&key))),
         })?;
         let mut doubts = chain::doubts(&files.certificate, &links, SystemTime::now());
         let stapled = Stapled::read(&files.ocsp(), &certified, &links[0], &mut doubts)?;
@@ -191,17 +191,26 @@ struct Stapled {
 }
 
 impl Stapled {
-    /// Reads the answer in this file, if there is one that clients accept now.
+    /// Reads the answer in this file, if there is one that clients accept now. Another content is
+    /// only doubtful, as in HAProxy: clients need no answer, and a new certificate must not wait
+    /// for one. A file that cannot be read is an error, because nothing is known about it.
     fn read(path: &Path, key: &CertifiedKey, own: &Link, doubts: &mut Vec<Doubt>) -> Result<Option<Self>, BadFile> {
+        let mut damaged = || doubts.push(chain::doubt_about_damage(path));
         let answer = match read(path, ocsp::ANSWER_MAX_BYTES) {
             Ok((answer, _)) => answer,
-            Err(Why::Read(Unreadable::TooLong(_))) => return Err(BadFile::new(path, Why::Ocsp)),
+            Err(Why::Read(Unreadable::TooLong(_))) => {
+                damaged();
+                return Ok(None);
+            }
             Err(Why::Read(Unreadable::Failed(error))) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(None);
             }
             Err(why) => return Err(BadFile::new(path, why)),
         };
-        let statement = ocsp::read(&answer, &own.serial).ok_or_else(|| BadFile::new(path, Why::Ocsp))?;
+        let Some(statement) = ocsp::read(&answer, &own.serial) else {
+            damaged();
+            return Ok(None);
+        };
         match chain::doubt_about_answer(path, statement, SystemTime::now()) {
             Some(doubt) => {
                 doubts.push(doubt);
@@ -355,22 +364,20 @@ impl Display for BadFile {
                 "{file}:{line}: the certificate cannot have issued others, because {why}: expected that of the CA. To \
                  permit a single certificate, give its fingerprint as tls_client_allow"
             ),
-            Why::Crl(line, why) => write!(
+            Why::Crl(line, why) => write!(f, "{file}:{line}: {why}"),
+            Why::Key(line, _, Some(bits)) if !rsa::BITS.contains(bits) => write!(
                 f,
-                "{file}:{line}: the list of revoked certificates cannot be used ({why}): expected version 2 (RFC 5280), \
-                 which OpenSSL writes with `crl_extensions`"
+                "{file}:{line}: the private key is RSA with {bits} bits, and clients expect {} to {}: make a new one, \
+                 such as by `openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out {file}`, and let the CA \
+                 issue a certificate for it",
+                rsa::BITS.start(),
+                rsa::BITS.end()
             ),
-            Why::Key(line, error) => write!(
+            Why::Key(line, error, _) => write!(
                 f,
-                "{file}:{line}: the private key cannot be used: expected RSA with 2048 to 8192 bits, ECDSA with P-256, \
-                 P-384 or P-521, or Ed25519 ({})",
+                "{file}:{line}: the private key cannot be used ({}): expected RSA with 2048 to 8192 bits, ECDSA with \
+                 P-256, P-384 or P-521, or Ed25519. If it is one of them, the file is damaged: copy it again",
                 fault(error)
-            ),
-            Why::Ocsp => write!(
-                f,
-                "{file} is no successful answer of an OCSP responder, in DER, of at most {} KiB: `openssl ocsp … -respout \
-                 {file}` writes one, and without the file none is sent",
-                ocsp::ANSWER_MAX_BYTES >> 10
             ),
             Why::OtherKey { line, certificate, own } => self.fmt_other_key(f, *line, certificate, *own),
         }

@@ -106,6 +106,8 @@ pub(in crate::tls) enum NotStapled {
     Expired(SystemTime),
     NotGood,
     OfOther,
+    /// The file is no answer.
+    Damaged,
 }
 
 impl Link {
@@ -225,11 +227,31 @@ pub(super) fn doubt_about_answer(file: &Path, about: Option<ocsp::Statement>, no
     Some(Doubt::new(file, 1, What::NotStapled(why)))
 }
 
+/// Returns the doubt about a file that is no answer of an OCSP responder.
+pub(super) fn doubt_about_damage(file: &Path) -> Doubt {
+    Doubt::new(file, 1, What::NotStapled(NotStapled::Damaged))
+}
+
 /// Says when a certificate ends, if it has ended or does so soon.
 pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
     let to = link.valid.to;
     let verb = if to <= now { "has expired" } else { "expires" };
     (to <= now + link.valid.last_part()).then(|| format!("{verb} at {}", clock::rfc3339_seconds(to)))
+}
+
+impl Display for NotStapled {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired(at) => write!(f, "the OCSP answer has expired at {}", clock::rfc3339_seconds(*at)),
+            Self::NotGood => f.write_str("the OCSP answer does not say that the certificate is good"),
+            Self::OfOther => f.write_str("the OCSP answer is about another certificate"),
+            Self::Damaged => write!(
+                f,
+                "this is no successful answer of an OCSP responder, in DER, of at most {} KiB",
+                ocsp::ANSWER_MAX_BYTES >> 10
+            ),
+        }
+    }
 }
 
 impl Doubt {
@@ -284,14 +306,10 @@ impl Display for Doubt {
                 "the certificate before this one is from {expected:?}, and this one is of {subject:?}: put the \
                  certificate of each issuer after the one that it has issued"
             ),
-            What::NotStapled(why) => {
-                match why {
-                    NotStapled::Expired(at) => write!(f, "the OCSP answer has expired at {}", date(at)),
-                    NotStapled::NotGood => f.write_str("the OCSP answer does not say that the certificate is good"),
-                    NotStapled::OfOther => f.write_str("the OCSP answer is about another certificate"),
-                }?;
-                f.write_str(", so clients do not get it: fetch a new one, or remove the file")
-            }
+            What::NotStapled(why) => write!(
+                f,
+                "{why}, so clients do not get it: fetch a new one (`openssl ocsp … -respout FILE`), or remove the file"
+            ),
             What::NotForServers => write!(
                 f,
                 "the certificate is not for servers (extendedKeyUsage), and clients refuse it: renew it with serverAuth"

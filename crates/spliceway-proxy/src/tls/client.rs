@@ -177,7 +177,7 @@ impl Originator {
             Ok(())
         };
         let tell = |result: Result<(), &str>| match result {
-            Ok(()) => tracing::info!(service, "read the changed certificates for targets"),
+            Ok(()) => tracing::info!(service, "read the changed TLS files for targets"),
             Err(why) => tracing::error!(service, "the previous TLS files for targets stay in force: {why}"),
         };
         self.files.look(stamps(&self.settings), read, tell)

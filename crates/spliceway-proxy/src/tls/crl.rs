@@ -21,11 +21,11 @@ use x509_cert::ext::pkix::crl::dp::{DistributionPoint, IssuingDistributionPoint}
 use x509_cert::ext::pkix::name::{DistributionPointName, GeneralName};
 use x509_cert::name::Name;
 
+use super::bad_crl::BadCrl;
 use super::certificate::{BadFile, Validity, Why, read};
 use super::chain::{Doubt, Link, What, doubt_about_crl};
 use super::issuers::Authority;
 use super::pem;
-use crate::kit::tls_error::words;
 
 /// The longest file of revoked certificates that is read. It has room for a million of them.
 const FILE_MAX_BYTES: usize = 64 << 20;
@@ -288,16 +288,17 @@ impl Crl {
         }
     }
 
-    fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, String> {
-        let checked = BorrowedCertRevocationList::from_der(&list).map_err(|error| words(&error))?;
+    fn new(file: &Path, line: usize, list: CertificateRevocationListDer<'static>) -> Result<Self, BadCrl> {
+        let damaged = |error: der::Error| BadCrl::Damaged(error.to_string());
+        let checked = BorrowedCertRevocationList::from_der(&list)?;
         let revoked = checked.into_iter().map(|one| Ok(one?.serial_number.into()));
         let revoked: Result<Vec<Box<[u8]>>, Error> = revoked.collect();
-        let mut revoked = revoked.map_err(|error| words(&error))?;
+        let mut revoked = revoked?;
         revoked.sort_unstable();
         let issuer_der = CertRevocationList::from(checked).issuer().into();
-        let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(|error| error.to_string())?;
+        let parsed = CertificateList::<Rfc5280>::from_der(&list).map_err(damaged)?;
         let parsed = parsed.tbs_cert_list;
-        let next_update = parsed.next_update.ok_or("it has no time of the next update")?;
+        let next_update = parsed.next_update.ok_or(BadCrl::NoNextUpdate)?;
         let extension = |id| {
             let mut all = parsed.crl_extensions.iter().flatten();
             let found = all.find(|extension| extension.extn_id == id)?;
@@ -316,7 +317,7 @@ impl Crl {
             signer: OnceLock::new(),
             scope: Scope {
                 key: extension(ISSUER_KEY),
-                distribution_point: point.transpose().map_err(|error| error.to_string())?,
+                distribution_point: point.transpose().map_err(damaged)?,
                 issuer: parsed.issuer,
                 issuer_der,
             },

@@ -201,7 +201,7 @@ impl Terminator {
                 tracing::error!(service, "the previous TLS files stay in force: {why}");
                 return;
             }
-            tracing::info!(service, "read the changed certificates");
+            tracing::info!(service, "read the changed TLS files");
             for (_, doubt) in self.doubts().into_iter().chain(self.doubts_about_clients()) {
                 tracing::warn!(service, "{doubt}");
             }

@@ -1,6 +1,8 @@
 //! Services that are added, changed and removed while the program runs, by the admin socket.
 
 mod churn;
+mod commands;
+mod discovery;
 mod saved;
 
 use std::io::{Read, Write};
@@ -176,7 +178,8 @@ fn a_lost_update_is_refused_and_a_dry_run_changes_nothing() {
     let added = send(&socket, put, &["If-None-Match: *"], &forward(target));
     assert_eq!(added.status, 201);
     let again = send(&socket, put, &["If-None-Match: *"], &forward(target));
-    assert_eq!((again.status, again.text()), (412, "there is a service `web` already"));
+    let why = "there is a service `web` already: change it (`spliceway service set`), or remove it before";
+    assert_eq!((again.status, again.text()), (412, why));
     let shown = send(&socket, "GET /v1/services/web", &[], &Value::Null);
     assert_eq!(shown.etag, added.etag);
     let mut table = shown.body;

@@ -5,6 +5,9 @@ use spliceway_net::{has_localhost, has_tool};
 
 use crate::harness::{Program, TextFile, listen};
 
+/// What is typed, with `_` for a space within a word, and what the answer has.
+const HABITS: &str = include_str!("command_line/habits.txt");
+
 fn run(arguments: &[&str]) -> (Output, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
         .args(arguments)
@@ -41,10 +44,17 @@ fn a_mistake_on_the_command_line_has_its_remedy() {
             "expected bytes per second such as 10MB",
         ),
         (&["http", "--max-conns", "0"], "expected a number, 1 or more"),
-        (&["http", "-l", "1080"], "expected :PORT, IP:PORT"),
+        (
+            &["http", "-l", "1080"],
+            // Port because the program refuses it before it listens.
+            "write 127.0.0.1:1080 for this machine, or :1080",
+        ),
         (&["http", "-l", ":99999"], "ports end at 65535"),
-        (&["-l", ":0", "-r", "a.example"], "expected HOST:PORT"),
-        (&["-l", ":0", "-r", "http://a.example"], "expected HOST:PORT"),
+        (
+            &["-l", ":0", "-r", "a.example"],
+            "the port is missing: write a.example:PORT",
+        ),
+        (&["-l", ":0", "-r", "http://a.example"], "no scheme: write a.example:80"),
         (&["-l", ":0"], "--remote"),
         (&["http", "--send-proxy", "v3"], "--send-proxy"),
         (
@@ -121,11 +131,11 @@ fn bad_usage_exits_with_2_and_prints_the_expected_form() {
     for (arguments, expected) in [
         (&["socks5", "--no-such-flag"][..], "--no-such-flag"),
         (
-            &["socks5", "-l", "1080"],
+            &["socks5", "-l", "a b"],
             "expected :PORT, IP:PORT, [IPV6]:PORT or NAME:PORT",
         ),
-        (&["-l", ":0", "-r", "example.com"], "expected HOST:PORT"),
-        (&["-l", ":0", "-r", "http://example.com:80"], "expected HOST:PORT"),
+        (&["-l", ":0", "-r", "$"], "expected HOST:PORT"),
+        (&["-l", ":0", "-r", "http://example.com:80"], "write example.com:80"),
         (&["-l", ":0"], "--remote"),
         (
             &["socks5", "--idle-timeout", "10"],
@@ -168,6 +178,45 @@ fn help_and_version_end_with_0() {
     for arguments in [&["--help"][..], &["socks5", "--help"], &["--version"]] {
         assert_eq!(run(arguments).0.status.code(), Some(0));
     }
+}
+
+/// Operators of HAProxy, nginx, gost, realm, microsocks, stunnel and socat type these.
+#[test]
+fn habits_of_other_programs_have_their_remedies() {
+    let mut count = 0;
+    for line in HABITS.lines() {
+        let (typed, tip) = line.split_once(" => ").unwrap();
+        // No flag has `_` in it.
+        let words: Vec<_> = typed.split(' ').map(|word| word.replace('_', " ")).collect();
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let (output, stderr) = run(&words);
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(tip), "{line}: {stderr}");
+        assert!(!stderr.contains("a similar"), "one tip: {stderr}");
+        count += 1;
+    }
+    assert!(count >= 65, "{count}");
+}
+
+#[test]
+fn a_folder_that_is_missing_is_named_with_the_remedy() {
+    for arguments in [
+        &["-l", "unix:/nowhere/a", "-r", "a:1"][..],
+        &["http", "--admin", "unix:/nowhere/a"],
+    ] {
+        let (output, stderr) = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let expected = "cannot listen on unix:/nowhere/a: No such file or directory (os error 2): create its folder, \
+                        or correct the path";
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn a_missing_interface_is_named_and_does_not_stop_the_start() {
+    let mut program = Program::socks5(&["--bind-interface", "nosuch0"]);
+    let line = "targets cannot be reached yet failed=--bind-interface nosuch0: no such interface";
+    assert_eq!(program.lines_with(line), 1);
 }
 
 /// A Python program that runs `argv[2:]` on its own terminal. It types a line whenever echo is off.

@@ -45,19 +45,46 @@ fn each_broken_file_has_its_message_with_the_place_and_the_remedy() {
 
 fn is_list(schema: &Value) -> bool {
     let options = schema["anyOf"].as_array();
-    options.is_some_and(|options| {
-        options
-            .iter()
-            .any(|option| option["type"] == "array" || is_list(option))
-    })
+    options.is_some_and(|options| options.iter().any(|option| option["type"] == "array"))
 }
 
-/// Returns the tables of a schema that have lists, with the keys of the lists.
-fn lists(schema: &Value, path: &str, found: &mut Vec<(String, String)>) {
+/// Returns whether the schema accepts no empty list and no empty text.
+fn has_a_value(schema: &Value) -> bool {
+    schema["anyOf"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|option| match option["type"].as_str() {
+            Some("array") => option["minItems"] == 1,
+            Some("string") => option["pattern"] == r"\S",
+            _ => true,
+        })
+}
+
+/// Returns the places of options within options, and of a single option.
+fn nested(schema: &Value, path: &str, found: &mut Vec<String>) {
+    match schema {
+        Value::Object(object) => {
+            let options = object.get("anyOf").and_then(Value::as_array);
+            if options.is_some_and(|all| all.len() < 2 || all.iter().any(|option| option.get("anyOf").is_some())) {
+                found.push(path.to_owned());
+            }
+            object
+                .iter()
+                .for_each(|(key, value)| nested(value, &format!("{path}/{key}"), found));
+        }
+        Value::Array(array) => array.iter().for_each(|value| nested(value, path, found)),
+        _ => {}
+    }
+}
+
+/// Returns the tables of a schema that have lists, with the keys of the lists, and whether each
+/// needs a value.
+fn lists(schema: &Value, path: &str, found: &mut Vec<(String, String, bool)>) {
     let table = schema.get("items").unwrap_or(schema);
     for (key, value) in table["properties"].as_object().unwrap() {
         if is_list(value) {
-            found.push((path.to_owned(), key.clone()));
+            found.push((path.to_owned(), key.clone(), has_a_value(value)));
         }
         if value.get("items").unwrap_or(value).get("properties").is_some() {
             let below = format!("{path}.{key}");
@@ -71,10 +98,14 @@ fn only_an_empty_list_that_replaces_a_default_is_accepted() {
     let spliceway = || Command::new(env!("CARGO_BIN_EXE_spliceway"));
     let schema = spliceway().arg("schema").output().unwrap();
     let mut found = Vec::new();
-    lists(&serde_json::from_slice(&schema.stdout).unwrap(), "", &mut found);
+    let schema: Value = serde_json::from_slice(&schema.stdout).unwrap();
+    let mut too_deep = Vec::new();
+    nested(&schema, "", &mut too_deep);
+    assert!(too_deep.is_empty(), "{too_deep:?}");
+    lists(&schema, "", &mut found);
     let mut accepted = Vec::new();
     let file = TextFile::new("");
-    for (table, key) in &found {
+    for (table, key, needs_value) in &found {
         let head = if ["service", "user"].contains(&&**table) {
             format!("[[{table}]]")
         } else {
@@ -94,9 +125,14 @@ fn only_an_empty_list_that_replaces_a_default_is_accepted() {
                 file.path(),
                 key.len() + 4
             );
-            if !message.contains(&place) {
+            let is_accepted = !message.contains(&place);
+            if is_accepted {
                 accepted.push((&**table, &**key));
             }
+            assert_ne!(
+                is_accepted, *needs_value,
+                "the schema is wrong about {key} in {table}: {message}"
+            );
         }
     }
     accepted.dedup();

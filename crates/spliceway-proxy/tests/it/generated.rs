@@ -20,11 +20,13 @@ fn completions(shell: &str) -> String {
 }
 
 /// Beginnings of command lines. Each has one completion of its last word.
-const TYPED: [(&str, &str); 4] = [
+const TYPED: [(&str, &str); 6] = [
     ("spliceway so", "socks5"),
     ("spliceway print-c", "print-config"),
     ("spliceway socks5 --nof", "--nofile"),
     ("spliceway forward --splice au", "auto"),
+    ("spliceway service se", "set"),
+    ("spliceway backend add --dr", "--dry-run"),
 ];
 
 fn stdout(command: &mut Command) -> String {
@@ -122,10 +124,8 @@ fn other_shells_are_refused_with_the_list_of_shells() {
 fn pages(folder: &Folder) -> Vec<PathBuf> {
     let written = spliceway(&["man", folder.0.to_str().unwrap()]);
     assert!(written.status.success(), "{written:?}");
-    let mut pages: Vec<_> = fs::read_dir(&folder.0)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files = ["man1", "man5"].map(|section| fs::read_dir(folder.0.join(section)).unwrap());
+    let mut pages: Vec<_> = files.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
     pages.sort();
     pages
 }
@@ -140,6 +140,10 @@ fn every_command_has_a_page_and_every_option_a_text() {
         "spliceway-socks5.1",
         "spliceway-print-config.1",
         "spliceway-run.1",
+        "spliceway-service.1",
+        "spliceway-service-add.1",
+        "spliceway-backend-rm.1",
+        "spliceway.toml.5",
     ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
@@ -154,7 +158,7 @@ fn every_command_has_a_page_and_every_option_a_text() {
         }
     }
     assert!(options > 100, "{options}");
-    let main = text(&folder.0.join("spliceway.1"));
+    let main = text(&folder.0.join("man1/spliceway.1"));
     for section in ["EXAMPLES", "SIGNALS", "EXIT STATUS", "FILES", "SEE ALSO"] {
         assert!(main.contains(&format!("\n.SH \"{section}\"\n")) || main.contains(&format!("\n.SH {section}\n")));
     }
@@ -169,10 +173,26 @@ fn manual_pages_render_without_warnings() {
     if has_tool("man", "man-db") && has_tool("groff", "groff-base") {
         let rendered = stdout(Command::new("man").args(["--warnings", "-l"]).args(&pages));
         assert!(rendered.contains("spliceway - Forwards and proxies TCP"), "{rendered}");
+        assert!(rendered.contains("spliceway.toml - configuration of spliceway(1)"));
     }
     if has_tool("mandoc", "mandoc") {
         stdout(Command::new("mandoc").args(["-T", "lint", "-W", "error"]).args(&pages));
     }
+}
+
+#[test]
+fn the_example_in_the_page_of_the_configuration_file_is_valid() {
+    let folder = Folder::new("example-page");
+    pages(&folder);
+    let page = fs::read_to_string(folder.0.join("man5/spliceway.toml.5")).unwrap();
+    let (_, example) = page.split_once("\n.SH EXAMPLES\n.nf\n").unwrap();
+    let (example, _) = example.split_once("\n.fi\n").unwrap();
+    let example = example.replace("\\-", "-");
+    folder.file("spliceway.toml", &example);
+    folder.file("users", "ann:a-password\n");
+    let path = folder.0.join("spliceway.toml");
+    let checked = spliceway(&["check", path.to_str().unwrap()]);
+    assert!(checked.status.success(), "{checked:?}\n{example}");
 }
 
 #[test]
@@ -181,7 +201,7 @@ fn a_page_that_cannot_be_written_is_an_error_that_names_it() {
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(
-        stderr.contains("/nonexistent/spliceway.1: No such file or directory"),
+        stderr.contains("/nonexistent/man1/spliceway.1: No such file or directory"),
         "{stderr}"
     );
 }

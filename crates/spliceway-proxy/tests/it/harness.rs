@@ -203,7 +203,7 @@ impl Program {
             program.metrics = Some(address_in(&program.line("metrics listening on ")));
         }
         let mut line = program.line("listening on ");
-        while line.contains(" admin listening") || line.contains(" acme listening") {
+        while line.contains(" admin") || line.contains(" acme listening") {
             line = program.line("listening on ");
         }
         program.address = address_in(&line);

@@ -56,6 +56,8 @@ mod named_files;
 mod names;
 // What a service manager is told.
 mod notify;
+// The description of the admin socket for generators of clients.
+mod openapi;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
 #[cfg(feature = "tls")]
 mod monitoring;
@@ -88,6 +90,8 @@ mod timeouts;
 // Services that terminate the TLS of their clients.
 #[cfg(feature = "tls")]
 mod tls;
+// The admin socket whose requests need a token.
+mod tokens;
 mod top;
 // Connections that a firewall redirects, between namespaces with nft.
 mod transparent;

@@ -1,3 +1,11 @@
+//! Metrics as Prometheus sees them, the dashboard and the alerts.
+
+mod dashboard;
+mod live;
+mod prometheus;
+mod scene;
+mod targets;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Write;

@@ -104,11 +104,13 @@ fn a_refused_file_leaves_the_old_settings_in_force_and_is_counted() {
         exchange(&mut client, &mut target, 1);
     }
     assert_eq!(program.sum("spliceway_reloads_total", &["refused"]), 2);
+    assert_eq!(program.sum("spliceway_last_reload_refused", &[]), 1);
     assert_eq!(program.lines_with("c listening on "), 0);
     drop(taken);
     config.write(&file(&[forward("a", target, "")]));
     assert!(program.reload().contains("reloaded: nothing has changed"));
     assert_eq!(program.sum("spliceway_reloads_total", &["\"ok\""]), 1);
+    assert_eq!(program.sum("spliceway_last_reload_refused", &[]), 0);
 }
 
 #[test]

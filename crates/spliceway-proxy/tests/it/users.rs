@@ -144,7 +144,7 @@ fn a_wrong_name_or_a_wrong_password_leaves_the_file() {
             &["user", "add", "/nowhere/users", "bob"],
             "x\n",
             1,
-            "/nowhere/users.new: No such file",
+            "/nowhere: there is no such folder",
         ),
         (
             &["user", "list", "/nowhere/users"],
@@ -160,6 +160,29 @@ fn a_wrong_name_or_a_wrong_password_leaves_the_file() {
         assert_eq!(fs::read_to_string(&path).unwrap(), "# users\nann:wonderland\n");
     }
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+}
+
+#[test]
+fn a_missing_folder_is_named_before_a_password_is_asked_for() {
+    let (folder, _) = folder("users-missing");
+    let missing = folder.0.join("missing");
+    let file = missing.join("users");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(["user", "add", file.to_str().unwrap(), "ann"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It is open, and nobody types.
+    let stdin = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    let expected = format!(
+        "spliceway: {}: there is no such folder: create it, or correct the path\n",
+        missing.display()
+    );
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

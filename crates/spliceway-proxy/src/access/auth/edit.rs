@@ -1,4 +1,5 @@
-//! Changes one user in a user file. All other lines and comments stay as they are.
+//! Changes one user in a user file, or one token in a file of tokens. All other lines and comments
+//! stay as they are.
 //!
 //! ```text
 //!   lock FILE.new ─▶ read FILE ─▶ change one line ─▶ write FILE.new, sync ─▶ rename it to FILE
@@ -14,7 +15,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::file::{FILE_MAX_BYTES, NO_USERS, Place, lines, parse};
+use rustix::fs::Access;
+
+use super::file::{self, Line, NO_USERS, Place, lines};
+use super::tokens;
 use crate::kit::named_file::{self, Unreadable};
 use crate::kit::replacement;
 
@@ -23,12 +27,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The users with a clear-text password that a warning names. Others are counted.
 const NAMED_MAX: usize = 10;
 
-/// A change of one user.
+/// A change of one line.
 #[derive(Debug)]
 pub(crate) struct Edit {
     pub(crate) path: PathBuf,
+    pub(crate) kind: FileKind,
     pub(crate) name: String,
     pub(crate) what: What,
+}
+
+/// What has a line in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Users,
+    Tokens,
 }
 
 /// What changes.
@@ -39,13 +51,13 @@ pub(crate) enum What {
     Remove,
 }
 
-/// Why a user file is as it was.
+/// Why a file is as it was.
 #[derive(Debug)]
 pub(crate) enum EditError {
-    /// The file has a user of this name in this line.
-    Known(PathBuf, Place),
-    /// The file has no user of this name.
-    Unknown(PathBuf, String),
+    /// The file has this name in this line.
+    Known(PathBuf, FileKind, Place),
+    /// The file does not have this name.
+    Unknown(PathBuf, FileKind, String),
     Unreadable(PathBuf, Unreadable),
     /// The path leads to a pipe, which has no lines to change.
     NotRegular(PathBuf),
@@ -59,6 +71,8 @@ pub(crate) enum EditError {
     Owner(PathBuf, u32, u32),
     /// The new file belongs to another user, who could still write to it.
     Foreign(PathBuf, u32),
+    /// No file can be written in this folder.
+    Folder(PathBuf, io::Error),
     /// What cannot be done to this file.
     Io(&'static str, PathBuf, io::Error),
 }
@@ -78,23 +92,27 @@ impl Edit {
     pub(crate) fn check(&self) -> Result<(), EditError> {
         let target = self.target()?;
         let found = self.find(&target)?;
-        self.changed(&found.text, "").map(drop)
+        self.changed(&found.text, "")?;
+        let folder = folder_of(&target);
+        let access = rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK);
+        access.map_err(|error| EditError::Folder(folder.into(), error.into()))
     }
 
-    /// Changes the file, and returns warnings about its lines. The call blocks.
+    /// Changes the file, and returns warnings about its lines. `secret` is what follows the name in
+    /// a new line. The call blocks.
     ///
     /// # Errors
     /// Returns an error if the file is as it was.
-    pub(crate) fn apply(&self, hash: &str) -> Result<Vec<String>, EditError> {
+    pub(crate) fn apply(&self, secret: &str) -> Result<Vec<String>, EditError> {
         let target = self.target()?;
         let new = replacement::beside(&target);
         let mut file = lock(&new)?;
-        let written = self.write(&target, &new, &mut file, hash);
+        let written = self.write(&target, &new, &mut file, secret);
         if written.is_err() {
             // A disk that is full has the space again.
             let _ = fs::remove_file(&new);
         }
-        Ok(warnings(&self.path, &written?))
+        Ok(self.kind.warnings(&self.path, &written?))
     }
 
     fn target(&self) -> Result<PathBuf, EditError> {
@@ -102,11 +120,11 @@ impl Edit {
     }
 
     /// Writes the new file, and gives it its name. Returns its text.
-    fn write(&self, target: &Path, new: &Path, file: &mut File, hash: &str) -> Result<String, EditError> {
+    fn write(&self, target: &Path, new: &Path, file: &mut File, secret: &str) -> Result<String, EditError> {
         let found = self.find(target)?;
-        let text = self.changed(&found.text, hash)?;
-        if text.len() > FILE_MAX_BYTES {
-            return Err(EditError::TooLong(self.path.clone(), FILE_MAX_BYTES));
+        let (text, max) = (self.changed(&found.text, secret)?, self.kind.max_bytes());
+        if text.len() > max {
+            return Err(EditError::TooLong(self.path.clone(), max));
         }
         let old = found.metadata.as_ref();
         let cannot_write = |error| EditError::Io("write", new.into(), error);
@@ -128,12 +146,11 @@ impl Edit {
         }
         fs::rename(new, target).map_err(|error| EditError::Io("rename", new.into(), error))?;
         // The file has its name already, and only a crash of the machine could take it back.
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        let _ = File::open(folder_of(target)).and_then(|folder| folder.sync_all());
         Ok(text)
     }
 
-    /// Reads the file. A new user may begin a new one.
+    /// Reads the file. The first line may begin a new one.
     fn find(&self, target: &Path) -> Result<Found, EditError> {
         let metadata = match fs::symlink_metadata(target) {
             Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => {
@@ -143,7 +160,7 @@ impl Edit {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.what == What::Add => None,
             Err(error) => return Err(EditError::Unreadable(self.path.clone(), error.into())),
         };
-        let read = metadata.as_ref().map(|_| text_of(&self.path)).transpose()?;
+        let read = metadata.as_ref().map(|_| self.kind.read(&self.path)).transpose()?;
         Ok(Found {
             text: read.unwrap_or_default(),
             metadata,
@@ -151,12 +168,12 @@ impl Edit {
     }
 
     /// Returns the text after the change.
-    fn changed(&self, text: &str, hash: &str) -> Result<String, EditError> {
+    fn changed(&self, text: &str, secret: &str) -> Result<String, EditError> {
         let mut own = lines(text).filter(|line| line.name() == Some(&*self.name)).peekable();
         let end = if text.contains("\r\n") { "\r\n" } else { "\n" };
-        let line = format!("{}:{hash}{end}", self.name);
+        let line = format!("{}:{secret}{end}", self.name);
         match (self.what, own.peek()) {
-            (What::Add, Some(line)) => Err(EditError::Known(self.path.clone(), line.place())),
+            (What::Add, Some(line)) => Err(EditError::Known(self.path.clone(), self.kind, line.place())),
             (What::Add, None) => {
                 let between = if text.is_empty() || text.ends_with('\n') {
                     ""
@@ -165,7 +182,7 @@ impl Edit {
                 };
                 Ok([text, between, &line].concat())
             }
-            (_, None) => Err(EditError::Unknown(self.path.clone(), self.name.clone())),
+            (_, None) => Err(EditError::Unknown(self.path.clone(), self.kind, self.name.clone())),
             (What::SetPassword, Some(old)) => Ok([&text[..old.range.start], &line, &text[old.range.end..]].concat()),
             (What::Remove, Some(_)) => {
                 let mut left = text.to_owned();
@@ -178,14 +195,18 @@ impl Edit {
     }
 }
 
-/// Returns the names in a user file, in the order of its lines, and warnings.
+/// Returns a text for each line of a file, in their order, and warnings: the name of a user, or the
+/// name and the scopes of a token.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub(crate) fn names(path: &Path) -> Result<(Vec<String>, Vec<String>), EditError> {
-    let text = text_of(path)?;
-    let names = lines(&text).filter_map(|line| line.name().map(str::to_owned));
-    Ok((names.collect(), warnings(path, &text)))
+pub(crate) fn listed(path: &Path, kind: FileKind) -> Result<(Vec<String>, Vec<String>), EditError> {
+    let text = kind.read(path)?;
+    let listed = |line: Line<'_>| match kind {
+        FileKind::Users => line.name().map(str::to_owned),
+        FileKind::Tokens => tokens::listed(line.text),
+    };
+    Ok((lines(&text).filter_map(listed).collect(), kind.warnings(path, &text)))
 }
 
 /// Returns a warning for each password that is not hashed.
@@ -200,23 +221,52 @@ pub(crate) fn clear_text(path: &Path, clear: &[Place]) -> Vec<String> {
     named.chain(others).collect()
 }
 
-/// Returns what a program would say about this text.
-fn warnings(path: &Path, text: &str) -> Vec<String> {
-    let (file, faults) = parse(text);
-    let faults = faults
-        .iter()
-        .map(|(place, problem)| format!("{}: {problem}", place.within(path)));
-    let mut warnings: Vec<_> = faults.chain(clear_text(path, &file.clear)).collect();
-    if file.users.is_empty() {
-        let path = path.display();
-        warnings.push(format!("{path}: {NO_USERS}, so no program starts with it"));
+impl FileKind {
+    fn singular(self) -> &'static str {
+        match self {
+            Self::Users => "user",
+            Self::Tokens => "token",
+        }
     }
-    warnings
+
+    fn max_bytes(self) -> usize {
+        match self {
+            Self::Users => file::FILE_MAX_BYTES,
+            Self::Tokens => tokens::FILE_MAX_BYTES,
+        }
+    }
+
+    fn read(self, path: &Path) -> Result<String, EditError> {
+        let read = named_file::read(path, self.max_bytes());
+        Ok(read.map_err(|why| EditError::Unreadable(path.into(), why))?.text)
+    }
+
+    /// Returns what a program would say about this text.
+    fn warnings(self, path: &Path, text: &str) -> Vec<String> {
+        let (faults, mut doubts) = match self {
+            Self::Users => {
+                let (file, faults) = file::parse(text);
+                let mut doubts = clear_text(path, &file.clear);
+                if file.users.is_empty() {
+                    let path = path.display();
+                    doubts.push(format!("{path}: {NO_USERS}, so no program starts with it"));
+                }
+                (faults, doubts)
+            }
+            Self::Tokens => (tokens::parse(text).1, Vec::new()),
+        };
+        let faults = faults
+            .iter()
+            .map(|(place, problem)| format!("{}: {problem}", place.within(path)));
+        doubts.splice(..0, faults);
+        doubts
+    }
 }
 
-fn text_of(path: &Path) -> Result<String, EditError> {
-    let read = named_file::read(path, FILE_MAX_BYTES);
-    Ok(read.map_err(|why| EditError::Unreadable(path.into(), why))?.text)
+/// Returns the folder of a file, in which the new file is written first.
+fn folder_of(target: &Path) -> &Path {
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Creates and locks the new file.
@@ -250,17 +300,20 @@ fn identity(file: &Metadata) -> [u64; 5] {
 impl fmt::Display for EditError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Known(path, place) => write!(
-                f,
-                "{} is there already; `spliceway user passwd` sets another password",
-                place.within(path)
-            ),
-            Self::Unknown(path, name) => write!(
-                f,
-                "{}: there is no user `{}`; `spliceway user list` shows all",
-                path.display(),
-                name.escape_debug()
-            ),
+            Self::Known(path, kind, place) => {
+                let remedy = match kind {
+                    FileKind::Users => "`spliceway user passwd` sets another password",
+                    FileKind::Tokens => "choose another name, or remove it with `spliceway token del` first",
+                };
+                write!(f, "{} is there already; {remedy}", place.within(path))
+            }
+            Self::Unknown(path, kind, name) => {
+                let (path, name, kind) = (path.display(), name.escape_debug(), kind.singular());
+                write!(
+                    f,
+                    "{path}: there is no {kind} `{name}`; `spliceway {kind} list` shows all"
+                )
+            }
             Self::Unreadable(path, why) => write!(f, "{}: {why}", path.display()),
             Self::NotRegular(path) => write!(f, "{}: expected a regular file", path.display()),
             Self::TooLong(path, max) => write!(
@@ -285,6 +338,18 @@ impl fmt::Display for EditError {
                 path.display()
             ),
             Self::Foreign(path, user) => write!(f, "{}: belongs to user {user}: remove it", path.display()),
+            Self::Folder(path, error) if error.kind() == io::ErrorKind::NotFound => {
+                write!(
+                    f,
+                    "{}: there is no such folder: create it, or correct the path",
+                    path.display()
+                )
+            }
+            Self::Folder(path, error) => write!(
+                f,
+                "cannot write in the folder {}: {error}: do this as a user who can, such as root",
+                path.display()
+            ),
             Self::Io(what, path, error) => write!(f, "cannot {what} {}: {error}", path.display()),
         }
     }

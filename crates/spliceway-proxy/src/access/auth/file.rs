@@ -56,7 +56,7 @@ pub(crate) const FIELD_MAX_BYTES: usize = 255;
 pub(super) const FILE_MAX_BYTES: usize = 4 << 20;
 
 /// The permission bits that let the group or other users read or write a file.
-const EXPOSED: u32 = 0o066;
+pub(super) const EXPOSED: u32 = 0o066;
 
 /// The users in a file.
 #[derive(Default)]
@@ -100,22 +100,14 @@ pub(super) struct Line<'a> {
 /// Returns an error if the file cannot be read or is larger than 4 MiB. It also returns an error
 /// for a file without users, and for each duplicate user and each invalid line.
 pub(crate) fn read(path: &Path) -> Result<UserFile, Vec<FileError>> {
-    let whole = |problem: String| {
-        vec![FileError {
-            path: path.into(),
-            place: None,
-            problem,
-        }]
-    };
+    let whole = |problem: String| vec![FileError::new(path, None, problem)];
     let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES)
         .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
     let (mut file, faults) = parse(&text);
     if !faults.is_empty() {
-        let errors = faults.into_iter().map(|(place, problem)| FileError {
-            path: path.into(),
-            place: Some(place),
-            problem,
-        });
+        let errors = faults
+            .into_iter()
+            .map(|(place, problem)| FileError::new(path, Some(place), problem));
         return Err(errors.collect());
     }
     file.fingerprint = fingerprint(&text);
@@ -275,6 +267,13 @@ impl Place {
             Some(name) => format!("{path}:{line} ({name})"),
             None => format!("{path}:{line}"),
         }
+    }
+}
+
+impl FileError {
+    pub(super) fn new(path: &Path, place: Option<Place>, problem: String) -> Self {
+        let path = path.into();
+        Self { path, place, problem }
     }
 }
 

@@ -22,10 +22,12 @@ pub(super) async fn notes(settings: &Settings) -> Vec<Note> {
             notes.extend(of_range(range, service.transport, is_behind_tproxy, title).await);
         }
     }
+    let remote = settings.remote_admin.as_ref().map(|(address, _)| address);
     let acme = settings.acme_http.as_ref().map(|(address, _)| address);
     for (name, address) in [
         ("metrics", settings.metrics.as_ref()),
         ("the admin socket", settings.admin.as_ref()),
+        ("the admin socket for tokens", remote),
         ("ACME", acme),
     ] {
         if let Some(address) = address {

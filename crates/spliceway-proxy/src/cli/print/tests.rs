@@ -94,7 +94,9 @@ fn misfit(schema: &Json, value: &Json, location: &str) -> Option<String> {
                         .is_some_and(|kinds| kinds.iter().any(|one| one == kind))
             }
             "enum" => expected.as_array().unwrap().contains(value),
+            "pattern" if expected == r"\S" => value.as_str().is_none_or(|text| !text.trim().is_empty()),
             "pattern" => value.as_str().is_none_or(|text| text.contains("${")),
+            "minItems" => value.as_array().is_none_or(|all| !all.is_empty()),
             "minimum" => value.as_i64().is_none_or(|number| number >= expected.as_i64().unwrap()),
             "required" => {
                 let mut keys = expected.as_array().unwrap().iter();

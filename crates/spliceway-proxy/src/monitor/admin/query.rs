@@ -11,7 +11,7 @@ use crate::session::Session;
 
 /// The sessions of one page, if the query does not say how many.
 const LIMIT: usize = 100;
-const LIMIT_MAX: usize = 1000;
+pub(super) const LIMIT_MAX: usize = 1000;
 
 /// Which sessions to list.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -135,6 +135,27 @@ impl Client {
     }
 }
 
+/// Parses a query that only has flags: `NAME`, `NAME=true` or `NAME=false`. Returns whether each of
+/// them is set.
+///
+/// # Errors
+/// Returns a sentence that says what was expected.
+pub(super) fn flags<const N: usize>(text: &str, names: [&str; N]) -> Result<[bool; N], String> {
+    let mut flags = [false; N];
+    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
+        let Some(index) = names.iter().position(|known| *known == name) else {
+            let name = name.escape_debug();
+            return Err(format!("the query has no `{name}`: use {}", names.join(" and ")));
+        };
+        flags[index] = match &*value {
+            "" | "true" => true,
+            "false" => false,
+            _ => return Err(wrong(&name, "true or false", &value)),
+        };
+    }
+    Ok(flags)
+}
+
 fn limit(text: &str) -> Result<usize, String> {
     let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
     limit.ok_or_else(|| wrong("limit", &format!("a number from 1 to {LIMIT_MAX}"), text))
@@ -175,6 +196,20 @@ mod tests {
             ("client=unix", false),
         ] {
             assert_eq!(Query::parse(query).unwrap().selects(&session), expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn a_flag_is_set_by_its_name_or_by_true() {
+        for (query, expected) in [
+            ("", Ok([false, false])),
+            ("a", Ok([true, false])),
+            ("a=true&b=", Ok([true, true])),
+            ("b=false", Ok([false, false])),
+            ("c", Err("the query has no `c`: use a and b")),
+            ("a=yes", Err("`a` is `yes`: expected true or false")),
+        ] {
+            assert_eq!(flags(query, ["a", "b"]), expected.map_err(str::to_owned));
         }
     }
 

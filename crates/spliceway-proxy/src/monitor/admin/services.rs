@@ -2,30 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
+use hyper::StatusCode;
 use hyper::header::{ETAG, HeaderMap, IF_MATCH, IF_NONE_MATCH};
-use hyper::http::request::Parts;
-use hyper::{Method, StatusCode};
 use serde_json::{Map, Value as Json};
 use spliceway_operator::api::{ListedService, Reply, ServiceList};
 
-use super::answer::{Answered, Failed, decoded, json, no_service, ok};
-use crate::monitor::control::{Control, Done, Order};
+use super::answer::{Answered, Failed, json, no_service, ok};
+use super::query::flags;
+use super::route::{Context, Request};
+use crate::monitor::control::{Done, Order};
 use crate::monitor::http_server::set;
-use crate::monitor::overview::Overview;
 use crate::settings::given::version;
 use crate::settings::{Change, Condition, Edit, Place, Shown};
 
-/// The longest body. It has room for all services that may be given at run time.
-const BODY_MAX_BYTES: usize = 20 << 20;
 const EXPECTED: &str =
     r#"expected a JSON object with the keys of a service, such as {"kind": "forward", "listen": ":80", "to": "a:80"}"#;
 const EXPECTED_ALL: &str = r#"expected a JSON object with the tables of services by their names, such as {"web": {"to": "a:80"}, "old": null}"#;
 
 /// Lists all services with their tables.
-pub(super) fn list(overview: &Overview) -> Answered {
-    let settings = overview.settings();
+pub(super) async fn list(context: &Context, _: &Request) -> Answered {
+    let settings = context.overview.settings();
     let services = settings.iter().flat_map(|settings| {
         let all = settings.services.iter();
         all.map(|service| listed(service.name, settings.show(service)))
@@ -36,39 +32,42 @@ pub(super) fn list(overview: &Overview) -> Answered {
 }
 
 /// Shows the table of one service.
-pub(super) fn show(overview: &Overview, name: &str) -> Answered {
-    let name = decoded(name);
-    let shown = overview.settings().and_then(|settings| settings.shown(&name));
-    let shown = shown.ok_or_else(|| no_service(&name))?;
+pub(super) async fn show(context: &Context, request: &Request) -> Answered {
+    let name = &request.names[0];
+    let shown = context.overview.settings().and_then(|settings| settings.shown(name));
+    let shown = shown.ok_or_else(|| no_service(name))?;
     let mut answer = json(StatusCode::OK, &shown.table);
     set(&mut answer, ETAG, &version(&shown.table));
     Ok(answer)
 }
 
-/// Changes one service.
-pub(super) async fn change_one(control: &Control, head: &Parts, name: &str, body: Incoming) -> Answered {
-    let edit = match head.method {
-        Method::PUT => Edit::Put(object(body, EXPECTED).await?),
-        Method::PATCH => Edit::Merge(object(body, EXPECTED).await?),
-        _ => Edit::Remove,
-    };
-    change(control, head, [(decoded(name).into_owned(), edit)].into()).await
+pub(super) async fn put(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Put(object(request, EXPECTED)?)).await
 }
 
-/// Adds or removes a backend of a service.
-pub(super) async fn change_backend(control: &Control, head: &Parts, name: &str, backend: &str) -> Answered {
-    let backend = decoded(backend).into_owned();
-    let edit = if head.method == Method::PUT {
-        Edit::AddBackend(backend)
-    } else {
-        Edit::RemoveBackend(backend)
-    };
-    change(control, head, [(decoded(name).into_owned(), edit)].into()).await
+pub(super) async fn merge(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Merge(object(request, EXPECTED)?)).await
+}
+
+pub(super) async fn remove(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::Remove).await
+}
+
+pub(super) async fn add_backend(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::AddBackend(request.names[1].clone())).await
+}
+
+pub(super) async fn remove_backend(context: &Context, request: &Request) -> Answered {
+    change_one(context, request, Edit::RemoveBackend(request.names[1].clone())).await
+}
+
+async fn change_one(context: &Context, request: &Request, edit: Edit) -> Answered {
+    change(context, request, [(request.names[0].clone(), edit)].into()).await
 }
 
 /// Changes any number of services, all of them or none.
-pub(super) async fn change_all(control: &Control, head: &Parts, body: Incoming) -> Answered {
-    let edits = object(body, EXPECTED_ALL).await?.into_iter().map(|(name, table)| {
+pub(super) async fn change_all(context: &Context, request: &Request) -> Answered {
+    let edits = object(request, EXPECTED_ALL)?.into_iter().map(|(name, table)| {
         let edit = match table {
             Json::Null => Edit::RemoveAny,
             Json::Object(table) => Edit::MergeOrAdd(table),
@@ -77,36 +76,23 @@ pub(super) async fn change_all(control: &Control, head: &Parts, body: Incoming) 
         Ok((name, edit))
     });
     let edits = edits.collect::<Result<_, _>>()?;
-    if head.headers.contains_key(IF_MATCH) || head.headers.contains_key(IF_NONE_MATCH) {
+    let headers = &request.head.headers;
+    if headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH) {
         return Err(bad("If-Match and If-None-Match are for requests about one service"));
     }
-    change(control, head, edits).await
+    change(context, request, edits).await
 }
 
-async fn change(control: &Control, head: &Parts, edits: BTreeMap<String, Edit>) -> Answered {
-    let mut change = Change {
+async fn change(context: &Context, request: &Request, edits: BTreeMap<String, Edit>) -> Answered {
+    let [is_dry_run, persists] = flags(request.query(), ["dry-run", "persist"]).map_err(|wrong| bad(&wrong))?;
+    let change = Change {
         edits,
-        condition: condition(&head.headers)?,
-        is_dry_run: false,
-        persists: false,
+        condition: condition(&request.head.headers)?,
+        is_dry_run,
+        persists,
     };
-    let query = head.uri.query().unwrap_or_default();
-    for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        let is_set = match &*value {
-            "" | "true" => true,
-            "false" => false,
-            _ => return Err(bad("expected true or false in the query")),
-        };
-        match &*key {
-            "dry-run" => change.is_dry_run = is_set,
-            "persist" => change.persists = is_set,
-            _ => {
-                let key = key.escape_debug();
-                return Err(bad(&format!("the query has no `{key}`: use dry-run and persist")));
-            }
-        }
-    }
-    let Done { text, version, is_new } = control.order(Order::Change(Box::new(change))).await?;
+    let order = Order::Change(Box::new(change));
+    let Done { text, version, is_new } = context.control.order(order, request.by.clone()).await?;
     let status = if is_new && version.is_some() {
         StatusCode::CREATED
     } else {
@@ -139,15 +125,8 @@ fn bad(why: &str) -> Failed {
     Failed(StatusCode::BAD_REQUEST, why.to_owned())
 }
 
-async fn object(body: Incoming, expected: &str) -> Result<Map<String, Json>, Failed> {
-    let Ok(body) = Limited::new(body, BODY_MAX_BYTES).collect().await else {
-        let why = format!(
-            "the body is cut or too long: expected at most {} MiB",
-            BODY_MAX_BYTES >> 20
-        );
-        return Err(Failed(StatusCode::PAYLOAD_TOO_LARGE, why));
-    };
-    serde_json::from_slice(&body.to_bytes()).map_err(|error| bad(&format!("{error}: {expected}")))
+fn object(request: &Request, expected: &str) -> Result<Map<String, Json>, Failed> {
+    serde_json::from_slice(&request.body).map_err(|error| bad(&format!("{error}: {expected}")))
 }
 
 fn condition(headers: &HeaderMap) -> Result<Condition, Failed> {

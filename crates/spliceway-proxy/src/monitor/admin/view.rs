@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use spliceway_operator::api::{AcmeStatus, SessionView, StaleStatus, TlsStatus};
+use spliceway_operator::api::{AcmeStatus, CrlStatus, SessionView, StaleStatus, TlsStatus};
 use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
@@ -68,14 +68,21 @@ pub(crate) fn tls(terminator: &Terminator) -> TlsStatus {
         |(file, valid)| (file, valid.to),
     );
     let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let until = |time: SystemTime| match time.duration_since(SystemTime::now()) {
+        Ok(time) => seconds(time),
+        Err(past) => -seconds(past.duration()),
+    };
+    let crl = terminator.crls().into_iter().min_by_key(|(_, expires)| *expires);
     TlsStatus {
         certificates: terminator.certificates() as u64,
         file,
         expires: clock::rfc3339_seconds(expires).to_string(),
-        expires_in_seconds: match expires.duration_since(SystemTime::now()) {
-            Ok(time) => seconds(time),
-            Err(past) => -seconds(past.duration()),
-        },
+        expires_in_seconds: until(expires),
+        crl: crl.map(|(file, expires)| CrlStatus {
+            file,
+            expires: clock::rfc3339_seconds(expires).to_string(),
+            expires_in_seconds: until(expires),
+        }),
         stale: terminator.stale().map(|stale| StaleStatus {
             since: clock::rfc3339_seconds(stale.since).to_string(),
             why: stale.why.to_string(),

@@ -57,6 +57,9 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
     };
     let remedy = match error.kind() {
         io::ErrorKind::PermissionDenied if is_privileged(address) => PRIVILEGE.to_owned(),
+        io::ErrorKind::NotFound if matches!(address, ListenAddress::Unix { .. }) => {
+            ": create its folder, or correct the path".to_owned()
+        }
         io::ErrorKind::AddrInUse => in_use(address, transport).await,
         _ => String::new(),
     };

@@ -14,9 +14,6 @@ use crate::net::hops::Hops;
 use crate::net::outgoing::SocketSettings;
 use crate::net::transparent::{OwnDial, allow_foreign_addresses};
 
-/// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.
-const INTERFACE_MAX_BYTES: usize = 15;
-
 /// The call that failed on a socket, and its error.
 #[derive(Debug)]
 pub(crate) struct SocketError {
@@ -42,21 +39,20 @@ impl SocketSettings {
     /// start.
     ///
     /// # Errors
-    /// Returns an error for a permanent problem: a privilege is missing, or no interface can have
-    /// this name. A problem that may go away, such as a missing interface, is only logged.
+    /// Returns an error if a privilege is missing. A problem that may go away, such as a missing
+    /// interface, is only logged.
     pub(super) fn probe(&self) -> io::Result<()> {
-        let is_name = |name: &str| (1..=INTERFACE_MAX_BYTES).contains(&name.len()) && !name.contains(['\0', '/', ' ']);
-        // The kernel treats an empty name as no interface and truncates a long name.
-        if self.interface.as_deref().is_some_and(|name| !is_name(name)) {
-            let expected = "expected the name of a network interface, 1 to 15 bytes long";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, expected));
-        }
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         match self.steer(&socket) {
             Err(failed) if failed.error.kind() == io::ErrorKind::PermissionDenied => {
                 Err(io::Error::new(failed.error.kind(), failed.to_string()))
             }
             Err(failed) => {
+                let is_missing = Errno::from_io_error(&failed.error) == Some(Errno::NODEV);
+                let failed = match &self.interface {
+                    Some(name) if is_missing => format!("--bind-interface {name}: no such interface"),
+                    _ => failed.to_string(),
+                };
                 tracing::warn!(%failed, "targets cannot be reached yet");
                 Ok(())
             }

@@ -78,6 +78,9 @@ impl FromStr for UpstreamProxy {
     /// Errors do not repeat the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
+        if !text.contains("://") {
+            return Err(format!("the scheme is missing, {EXPECTED}"));
+        }
         let (text, zone) = without_zone(text);
         let url = Url::parse(&text).map_err(|error| match error {
             url::ParseError::InvalidPort => but(&"ports are 1 to 65535"),

@@ -17,6 +17,8 @@ pub(in crate::run) struct Changes {
     pub(super) removed_users: Vec<(&'static str, Box<str>)>,
     /// Whether the limits of users differ.
     pub(super) has_other_users_limits: bool,
+    /// Whether the tokens of the admin socket differ.
+    pub(super) has_other_tokens: bool,
     /// The settings that differ from those that the process runs with, and need a restart.
     pub(super) needs_restart: Vec<&'static str>,
 }
@@ -31,7 +33,9 @@ impl fmt::Display for Changes {
             .map(|(service, user)| format!("{user} of {service}"))
             .collect();
         let users: Vec<_> = users.iter().map(String::as_str).collect();
-        let limits = Vec::from_iter(self.has_other_users_limits.then_some("the limits of users"));
+        let limits = self.has_other_users_limits.then_some("the limits of users");
+        let tokens = self.has_other_tokens.then_some("the admin tokens");
+        let others: Vec<_> = limits.into_iter().chain(tokens).collect();
         let parts = [
             ("added", &self.added),
             ("changed", &self.changed),
@@ -39,7 +43,7 @@ impl fmt::Display for Changes {
             ("listens on", &opened),
             ("no longer listens on", &closed),
             ("removed users", &users),
-            ("changed", &limits),
+            ("changed", &others),
             ("needs a restart for", &self.needs_restart),
         ];
         let mut separator = "";

@@ -8,7 +8,7 @@ use super::values::KindArg;
 /// The declaration of one key.
 pub(crate) struct Key {
     /// The path of its table.
-    pub(super) table: &'static str,
+    pub(crate) table: &'static str,
     pub(crate) name: &'static str,
     pub(super) help: &'static str,
     /// The name with `-` for `_`.

@@ -9,9 +9,12 @@ use super::{Config, declared};
 const SIMILAR: f64 = 0.75;
 
 /// Keys of other programs, and those of this program that do the same.
-const FOREIGN: [(&str, &str); 17] = [
+const FOREIGN: [(&str, &str); 25] = [
     ("accept", "listen"),
+    ("addr", "listen"),
+    ("addr", "to"),
     ("address", "listen"),
+    ("address", "to"),
     ("bind", "listen"),
     ("ca", "tls_client_ca"),
     ("cert", "tls_cert"),
@@ -19,14 +22,19 @@ const FOREIGN: [(&str, &str); 17] = [
     ("connect", "to"),
     ("crt", "tls_cert"),
     ("endpoints", "service"),
+    ("file", "access"),
+    ("host", "to"),
     ("key", "tls_key"),
     ("mode", "kind"),
     ("port", "listen"),
     ("protocol", "kind"),
     ("remote", "to"),
     ("server", "to"),
+    ("ssl", "tls_cert"),
     ("target", "to"),
+    ("tls", "tls_cert"),
     ("type", "kind"),
+    ("users", "auth_file"),
 ];
 
 /// A key that does not exist.
@@ -45,6 +53,7 @@ impl Schema {
         settings.inline_subschemas = true;
         let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
         without_null(&mut schema);
+        demand_values("", &mut schema);
         Self(schema)
     }
 
@@ -60,11 +69,11 @@ impl Schema {
         all
     }
 
-    /// Checks that the table at `path` has this key.
+    /// Checks that the table at `path` has this key. `is_table` tells whether its value is a table.
     ///
     /// # Errors
     /// Returns a message that says which key is right.
-    pub(super) fn check(&self, path: &[String], key: &str) -> Result<(), Unknown> {
+    pub(super) fn check(&self, path: &[String], key: &str, is_table: bool) -> Result<(), Unknown> {
         let known = path
             .iter()
             .try_fold(&self.0, |table, name| properties(table)?.get(name));
@@ -82,19 +91,27 @@ impl Schema {
         let foreign = FOREIGN
             .iter()
             .find(|(foreign, own)| *foreign == key && keys.contains_key(*own));
-        let closest = foreign
-            .map(|(_, own)| *own)
-            .or_else(|| closest(&key.replace('-', "_"), keys.keys().map(String::as_str)));
-        let (help, meant) = match (self.elsewhere(key), closest) {
+        let closest = foreign.map(|(_, own)| *own).or_else(|| {
+            closest(
+                &key.replace('-', "_").to_ascii_lowercase(),
+                keys.keys().map(String::as_str),
+            )
+        });
+        let elsewhere = match self.table(key).filter(|_| is_table) {
+            Some(path) => Err(shown(&path)),
+            None => Ok(self.elsewhere(key)),
+        };
+        let (help, meant) = match (elsewhere, closest) {
+            (Err(table), None) => (format!("expected {table}"), None),
             (_, Some(closest)) => (format!("did you mean `{closest}`?"), Some(closest.to_owned())),
-            (Some((path, key)), None) => {
+            (Ok(Some((path, key))), None) => {
                 let there = match &*path {
                     "defaults.user" => "[[user]] (one user) or [defaults.user] (every user)".to_owned(),
                     path => shown(path),
                 };
                 (format!("expected `{key}` in {there}"), Some(key))
             }
-            (None, None) => {
+            (Ok(None), None) => {
                 let keys: Vec<_> = keys.keys().map(String::as_str).collect();
                 (format!("expected one of {}", keys.join(", ")), None)
             }
@@ -119,8 +136,7 @@ impl Schema {
             return Ok(());
         };
         let expected = match &**key {
-            // The defaults may have a value, which such a list replaces.
-            "deny" | "to_deny" | "upstream_proxy" | "bind_source" => return Ok(()),
+            key if may_be_empty(key) => return Ok(()),
             "allow" => "a network, or [\"0.0.0.0/0\", \"::/0\"] for everybody",
             "to_allow" => "a target, or \"*\" for every host",
             "allow_private" => "a network, true or false",
@@ -129,6 +145,14 @@ impl Schema {
             _ => "a value, or no such key",
         };
         Err(format!("the list is empty: expected {expected}"))
+    }
+
+    /// Returns the path of the table with this name, the shortest one if there are several.
+    fn table(&self, name: &str) -> Option<String> {
+        let all = self.all();
+        let paths = all.iter().map(|(path, _)| path);
+        let paths = paths.filter(|path| path.rsplit('.').next() == Some(name));
+        paths.min_by_key(|path| path.len()).cloned()
     }
 
     /// Returns the key in any table that is named like this key, or whose flag is.
@@ -163,6 +187,14 @@ fn without_null(schema: &mut Json) {
                 options.retain(|one| one.get("type").is_none_or(|one| one != "null"));
             }
             object.values_mut().for_each(without_null);
+            // An option that is left alone, or has options itself, needs no level of its own.
+            while let Some(Json::Array(options)) = object.get_mut("anyOf")
+                && let [Json::Object(one)] = &mut options[..]
+            {
+                let one = std::mem::take(one);
+                object.remove("anyOf");
+                object.extend(one);
+            }
         }
         Json::Array(array) => array.iter_mut().for_each(without_null),
         _ => {}
@@ -172,11 +204,33 @@ fn without_null(schema: &mut Json) {
 /// Returns whether the value of a key may be an array of texts.
 fn is_list(key: &Json) -> bool {
     let options = key.get("anyOf").and_then(Json::as_array);
-    options.is_some_and(|options| {
-        options
-            .iter()
-            .any(|option| option["type"] == "array" || is_list(option))
-    })
+    options.is_some_and(|options| options.iter().any(|option| option["type"] == "array"))
+}
+
+/// Returns whether an empty list of this name replaces the value of the defaults.
+fn may_be_empty(key: &str) -> bool {
+    ["deny", "to_deny", "upstream_proxy", "bind_source"].contains(&key)
+}
+
+/// Says of each list that must have a value that it must.
+fn demand_values(key: &str, schema: &mut Json) {
+    if is_list(schema) && !may_be_empty(key) {
+        for option in schema["anyOf"].as_array_mut().into_iter().flatten() {
+            match option["type"].as_str() {
+                Some("array") => option["minItems"] = 1.into(),
+                Some("string") => option["pattern"] = r"\S".into(),
+                _ => {}
+            }
+        }
+    }
+    let table = match schema {
+        Json::Object(object) if object.contains_key("items") => object.get_mut("items"),
+        schema => Some(schema),
+    };
+    let keys = table.and_then(|table| table.get_mut("properties")?.as_object_mut());
+    for (key, schema) in keys.into_iter().flatten() {
+        demand_values(key, schema);
+    }
 }
 
 /// Returns the keys of a table, or of the tables in an array.

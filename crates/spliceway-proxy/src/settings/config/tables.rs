@@ -213,6 +213,13 @@ tables! {
         /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
         /// `unix:PATH[,mode=0600]` or `unix:@NAME`
         socket: Value<AdminSocket>, fixed => MONITORING.named("admin").takes("unix:PATH");
+        /// Second Unix socket of the operator, for use from other machines. Each request needs a
+        /// token of --admin-tokens
+        remote: Value<AdminSocket>, fixed
+            => MONITORING.named("admin-remote").takes("unix:PATH").rare().requires("admin-tokens");
+        /// File with the hashes of the tokens for --admin-remote. `spliceway token add` writes it
+        tokens: Value<File>
+            => MONITORING.named("admin-tokens").takes("FILE").rare().requires("admin-remote");
     }
 
     /// How certificates are issued for the services with `acme`.

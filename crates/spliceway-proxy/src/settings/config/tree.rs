@@ -124,7 +124,7 @@ fn right_part<'i>(
         });
         let whole = (!is_in_array).then(|| key.get_ref().to_string());
         let fault = sources.fault(&error, 0, "");
-        faults.add(Fault {
+        faults.add_of_value(Fault {
             key: shown.or(whole).unwrap_or_default().into(),
             ..fault
         });
@@ -255,17 +255,17 @@ impl Step<'_> {
         for (key, value) in entries {
             let span = self.moved(key.span());
             let mut name = key.into_inner();
-            if let Err(Unknown { problem, meant }) = self.schema.check(path, &name) {
+            let (is_table, is_array) = match value.get_ref() {
+                DeValue::Table(_) => (true, false),
+                DeValue::Array(array) => (false, array.iter().any(|value| value.get_ref().is_table())),
+                _ => (false, false),
+            };
+            if let Err(Unknown { problem, meant }) = self.schema.check(path, &name, is_table || is_array) {
                 if self.faults.have_lost(span.start) {
                     continue;
                 }
                 self.faults.add(Fault::new(Some(span.start), "", problem));
                 // What is wrong in a table with a misspelt name is shown too.
-                let (is_table, is_array) = match value.get_ref() {
-                    DeValue::Table(_) => (true, false),
-                    DeValue::Array(array) => (false, array.iter().any(|value| value.get_ref().is_table())),
-                    _ => (false, false),
-                };
                 match meant {
                     Some(meant) if is_array || (is_table && !given.contains(&meant)) => name = meant.into(),
                     meant => {
@@ -317,11 +317,43 @@ impl Step<'_> {
         if !value.get_ref().is_table() {
             return value;
         }
+        let is_of_names =
+            |table: &DeTable<'_>| !table.is_empty() && table.iter().all(|(_, one)| one.get_ref().is_table());
+        if value.get_ref().as_table().is_some_and(is_of_names) {
+            return self.named(name, value, problem);
+        }
         // The parser may have lost a bracket itself.
-        if !self.faults.have_lost(key.start) {
+        if !self.faults.have_lost_before(key.start) {
             self.faults.add(Fault::new(Some(key.start), "", problem));
         }
         Spanned::new(value.span(), DeValue::Array(DeArray::from_iter([value])))
+    }
+
+    /// Makes tables with names, such as `[service.web]`, an array of tables.
+    fn named<'i>(&mut self, name: &str, value: Spanned<DeValue<'i>>, problem: &'static str) -> Spanned<DeValue<'i>> {
+        let span = value.span();
+        let DeValue::Table(tables) = value.into_inner() else {
+            return Spanned::new(span, DeValue::Array(DeArray::new()));
+        };
+        let mut all: Vec<_> = tables.into_iter().collect();
+        all.sort_by_key(|(key, _)| key.span().start);
+        let mut array = DeArray::new();
+        for (key, mut table) in all {
+            let shown = key.get_ref().escape_debug().to_string();
+            let at = Some(self.moved(key.span()).start);
+            if name == "backend" {
+                self.faults.add(Fault::new(at, "", problem));
+            } else {
+                let problem = format!("{problem}, and below it name = \"{shown}\"");
+                self.faults.add(Fault::new(at, "", problem));
+                let named = Spanned::new(key.span(), "name".into());
+                if let DeValue::Table(table) = table.get_mut() {
+                    table.insert(named, Spanned::new(key.span(), DeValue::String(key.into_inner())));
+                }
+            }
+            array.push(table);
+        }
+        Spanned::new(span, DeValue::Array(array))
     }
 
     fn moved(&self, span: Range<usize>) -> Range<usize> {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::builder::ValueParser;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error as _, Expected, SeqAccess, Unexpected, Visitor};
+use serde::de::{Error as _, Expected, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Spanned;
@@ -350,6 +350,30 @@ impl<'de, W: Word> Visitor<'de> for OneOrManyVisitor<W> {
             Form::Text => Err(expected_text::<W, E>(flag(value), Unexpected::Bool(value), &self)),
             _ => Err(E::invalid_type(Unexpected::Bool(value), &self)),
         }
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
+        Err(expected_text::<W, E>(
+            &value.to_string(),
+            Unexpected::Signed(value),
+            &self,
+        ))
+    }
+
+    /// A table may say what a list means: `{ "a.example" = "10.0.0.7:443" }`.
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Self::Value, A::Error> {
+        let (mut values, mut are_right) = (Vec::new(), true);
+        while let Some((key, value)) = table.next_entry::<String, toml::Value>()? {
+            let value = value.as_str().unwrap_or_default();
+            let both = format!("{key}={value}");
+            are_right &= W::parse(&both).is_ok() && W::parse(value).is_err();
+            values.push(both);
+        }
+        Err(if are_right && !values.is_empty() {
+            A::Error::custom(format!("this is a table: expected a list, {values:?}"))
+        } else {
+            A::Error::invalid_type(Unexpected::Map, &self)
+        })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Self::Value, A::Error> {

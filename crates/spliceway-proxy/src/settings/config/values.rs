@@ -11,10 +11,12 @@ use ipnet::IpNet;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
+use super::hints;
 use crate::access::policy;
 use crate::log::{AccessLog, Format};
 use crate::reach::balance::{BackendSettings, Members, WEIGHT_MAX};
-use crate::reach::dial::{ResolverSettings, TLS_PREFIX};
+use crate::reach::dial::{Destination, ResolverSettings, TLS_PREFIX};
+use crate::reach::sni::{self, Route};
 use crate::tls::client::PeerName;
 use spliceway_protocol::address::{ListenAddress, Target, ip_with_zone};
 use spliceway_protocol::rule::TargetRule;
@@ -127,8 +129,32 @@ pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Parses a number that must not be 0.
-pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
-    typed.parse().map_err(|_| "expected a number, 1 or more")
+pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, String> {
+    let expected = || hints::of_count(typed).unwrap_or_else(|| "expected a number, 1 or more".to_owned());
+    typed.parse().map_err(|_| expected())
+}
+
+/// Parses an address to listen on.
+pub(super) fn listen<A: FromStr<Err = &'static str>>(typed: &str) -> Result<A, String> {
+    let hint = |expected: &str| hints::of_listener(typed).unwrap_or_else(|| expected.to_owned());
+    typed.parse().map_err(hint)
+}
+
+/// Parses a target without options.
+pub(super) fn target(typed: &str) -> Result<Destination, String> {
+    let hint = || hints::of_target(typed.strip_prefix(TLS_PREFIX).unwrap_or(typed));
+    sni::target_of(typed).map_err(|expected| hint().unwrap_or(expected))
+}
+
+/// Parses a route of TLS clients.
+pub(super) fn route(typed: &str) -> Result<Route, String> {
+    typed
+        .parse()
+        .map_err(|expected| hints::of_route(typed).unwrap_or(expected))
+}
+
+pub(super) fn network(typed: &str) -> Result<IpNet, String> {
+    policy::network(typed).map_err(|expected| hints::of_network(typed).unwrap_or_else(|| expected.into()))
 }
 
 /// Parses the limit of a user, who may be without it.
@@ -250,9 +276,9 @@ pub(super) fn remote(typed: &str) -> Result<BackendSettings, String> {
         backend.tls = is_tls.then(PeerName::unknown);
         return Ok(backend);
     }
-    backend.targets = text
-        .parse()
-        .map_err(|expected| format!("{expected}, or tls:// before one of them"))?;
+    backend.targets = text.parse().map_err(|expected| {
+        hints::of_target(text).unwrap_or_else(|| format!("{expected}, or tls:// before one of them"))
+    })?;
     backend.tls = is_tls.then(|| PeerName::of(&backend.targets.first));
     match backend.targets.first.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
@@ -274,7 +300,7 @@ pub(super) fn eject_after(typed: &str) -> Result<u32, &'static str> {
 
 pub(super) fn percent(typed: &str) -> Result<u32, &'static str> {
     let percent = typed.parse().ok().filter(|percent| *percent <= 100);
-    percent.ok_or("expected a share in per cent, from 0 to 100")
+    percent.ok_or("expected a share in per cent, from 0 to 100, without a sign: such as 50")
 }
 
 pub(super) fn weight(typed: &str) -> Result<NonZeroU32, String> {
@@ -300,6 +326,18 @@ pub(super) fn text(text: &str) -> Result<Box<str>, &'static str> {
         "" => Err("expected a name"),
         text => Ok(text.into()),
     }
+}
+
+/// The longest name of an interface (`IFNAMSIZ`, without the zero at its end).
+const INTERFACE_MAX_BYTES: usize = 15;
+
+/// Parses the name of a network interface. The kernel truncates a long one.
+pub(super) fn interface(text: &str) -> Result<Box<str>, String> {
+    let is_name = (1..=INTERFACE_MAX_BYTES).contains(&text.len()) && !text.contains(['\0', '/', ' ', ':']);
+    let expected =
+        || format!("expected the name of a network interface, 1 to {INTERFACE_MAX_BYTES} bytes long, such as eth0");
+    let is_address = text.parse::<IpAddr>().is_ok();
+    (is_name && !is_address).then(|| text.into()).ok_or_else(expected)
 }
 
 /// Parses the name of a host as browsers send it, without the port.
@@ -373,9 +411,10 @@ pub(super) fn name(text: &str) -> Result<Box<str>, String> {
 
 /// Parses the address of an admin socket. It has no other access control than the mode of its file.
 pub(super) fn admin(typed: &str) -> Result<ListenAddress, String> {
-    match typed.parse()? {
-        unix @ ListenAddress::Unix { .. } => Ok(unix),
-        _ => Err("expected unix:PATH".to_owned()),
+    match typed.parse() {
+        Ok(unix @ ListenAddress::Unix { .. }) => Ok(unix),
+        Err(expected) if typed.starts_with("unix:") => Err(expected.to_owned()),
+        _ => Err("expected unix:/PATH, such as unix:/run/spliceway/admin.sock".to_owned()),
     }
 }
 
@@ -384,7 +423,8 @@ pub(crate) fn admin_path(typed: &str) -> Result<PathBuf, String> {
     match admin(typed) {
         Ok(ListenAddress::Unix { path, .. }) => Ok(path.into()),
         _ if typed.starts_with('/') => Ok(typed.into()),
-        _ => Err("expected unix:PATH".to_owned()),
+        Ok(_) => Err("expected unix:/PATH".to_owned()),
+        Err(expected) => Err(expected),
     }
 }
 
@@ -416,7 +456,21 @@ pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
 /// ahead.
 const LONGEST_DAYS: u64 = 36_500;
 
+/// What others write for a time without a limit.
+const NO_LIMIT: [&str; 6] = ["off", "none", "never", "no", "infinite", "unlimited"];
+
+/// Parses a time. It may be 0, which means that there is no limit.
 pub(super) fn time(typed: &str) -> Result<Duration, String> {
+    if NO_LIMIT.contains(&typed) {
+        return Err(format!("{typed:?} is no time: write 0 for no limit"));
+    }
+    duration(typed)
+}
+
+fn duration(typed: &str) -> Result<Duration, String> {
+    if typed.starts_with('-') {
+        return Err("a time cannot be negative: expected one such as 10s".to_owned());
+    }
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
     // humantime's error message names units that the help does not mention.
     let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
@@ -440,7 +494,7 @@ pub(super) fn record_time(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
-    match time(typed)? {
+    match duration(typed)? {
         Duration::ZERO => Err("expected a time longer than 0".to_owned()),
         time => Ok(time),
     }

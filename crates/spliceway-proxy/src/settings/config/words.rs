@@ -14,7 +14,6 @@ use spliceway_protocol::proxy;
 use super::value::{Form, List, Value, Word};
 use super::values::{self, PrivateArg, RuleArg};
 use crate::access::accounts::Quota;
-use crate::access::policy;
 use crate::access::rates::{ByteRate, RateArg};
 use crate::log::AccessLog;
 use crate::reach::balance::{BackendSettings, Probe};
@@ -59,9 +58,9 @@ words! {
     Mark: u32 = Number, values::mark;
     Flag: bool = Flag, values::flag;
     Name: Box<str> = Text, values::name;
-    Listen: ListenRange = Text, str::parse;
+    Listen: ListenRange = Text, values::listen;
     /// An address with one port.
-    Address: ListenAddress = Text, str::parse;
+    Address: ListenAddress = Text, values::listen;
     AdminSocket: ListenAddress = Text, values::admin;
     /// The name of a host in a URL.
     Host: Box<str> = Text, values::host;
@@ -75,11 +74,11 @@ words! {
     EjectAfter: u32 = Number, values::eject_after;
     Percent: u32 = Number, values::percent;
     /// One target, without options.
-    SingleTarget: Destination = Text, sni::target_of;
+    SingleTarget: Destination = Text, values::target;
     /// A name of TLS clients, and its target.
-    Route: sni::Route = Text, str::parse;
+    Route: sni::Route = Text, values::route;
     Weight: NonZeroU32 = Number, values::weight;
-    Network: IpNet = Text, policy::network;
+    Network: IpNet = Text, values::network;
     /// Targets that are not public: all of them, none, or a network.
     Private: PrivateArg = FlagOrText, values::private;
     /// A target rule, or a file of them.
@@ -93,7 +92,7 @@ words! {
     Resolver: ResolverSettings = Text, values::resolver;
     Ip: IpAddr = Text, values::ip;
     /// The name of a network interface.
-    Interface: Box<str> = Text, values::text;
+    Interface: Box<str> = Text, values::interface;
     File: PathBuf = Text, values::path;
     /// The name in a certificate.
     CertificateName: PeerName = Text, str::parse;

@@ -225,7 +225,8 @@ fn a_key_that_cannot_be_used_is_named_with_what_is_expected() {
     for (name, expected) in [
         (
             "rsa1024",
-            "expected RSA with 2048 to 8192 bits, ECDSA with P-256, P-384 or P-521, or Ed25519",
+            "the private key is RSA with 1024 bits, and clients expect 2048 to 8192: make a new one, such as by `openssl \
+             genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out ",
         ),
         (
             "ed448",
@@ -289,10 +290,15 @@ fn an_answer_beside_the_certificate_is_sent_while_it_is_good() {
     let refused = [0x30, 3, 0x0a, 1, 6];
     for wrong in [&refused[..], b"", b"text", &[0; ocsp::ANSWER_MAX_BYTES + 1]] {
         std::fs::write(files.ocsp(), wrong).unwrap();
-        let error = read().unwrap_err().to_string();
-        assert!(
-            error.contains("certificate.pem.ocsp is no successful answer"),
-            "{error}"
-        );
+        let pair = read().unwrap();
+        assert_eq!(pair.to_send(now).ocsp, None);
+        let doubt = pair.doubts[0].to_string();
+        let expected = ".ocsp:1: this is no successful answer of an OCSP responder, in DER, of at most 16 KiB, so clients \
+                        do not get it: fetch a new one (`openssl ocsp … -respout FILE`), or remove the file";
+        assert!(doubt.ends_with(expected), "{doubt}");
     }
+    std::fs::remove_file(files.ocsp()).unwrap();
+    std::fs::create_dir(files.ocsp()).unwrap();
+    let error = read().unwrap_err().to_string();
+    assert!(error.contains("certificate.pem.ocsp: this is a directory"), "{error}");
 }

@@ -183,3 +183,26 @@ fn change_or_lose(socket: &Socket, table: &Value) {
     }
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 20"), "{answer}");
 }
+
+#[test]
+fn commands_save_a_service_and_remove_its_file() {
+    let rig = Rig::new("saved-by-command");
+    let mut program = rig.run();
+    let (listen, to) = ("listen=127.0.0.1:0", format!("to={}", rig.target));
+    let add = ["service", "add", "web", "kind=forward", listen, &to, "--persist"];
+    assert!(rig.socket.command(&add).status.success());
+    let set = ["service", "set", "web", "check=connect", "check_rise=3"];
+    assert!(rig.socket.command(&set).status.success());
+    let text = rig.text("web.toml");
+    let (_, table) = text.split_once('\n').unwrap();
+    let expected = format!(
+        "[[service]]\nname = \"web\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{}\"\ncheck = \"connect\"\ncheck_rise = 3\n",
+        rig.target
+    );
+    assert_eq!(table, expected);
+    program.kill();
+    let _program = rig.run();
+    exchange(&reach(&rig.socket, "web"));
+    assert!(rig.socket.command(&["service", "rm", "web"]).status.success());
+    assert_eq!(rig.names(), ["main.toml"]);
+}

@@ -35,7 +35,7 @@ const LONG: u32 = 86_400;
 const SHORT: u32 = 24;
 const ORDER: &str = "POST /order-plz";
 const ISSUED: &str = "has a certificate until";
-const READ: &str = "read the changed certificates";
+const READ: &str = "read the changed TLS files";
 
 /// A running Pebble, which is killed when this value is dropped.
 struct Pebble {

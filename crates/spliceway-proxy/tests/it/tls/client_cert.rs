@@ -12,6 +12,7 @@ mod users;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, date_time_ymd};
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
+use crate::admin::Socket;
 use crate::harness::{Program, TextFile, accept, echo, listen, refused_to_start, refusing, was_reached};
 pub(crate) use authority::{Authority, dns};
 use authority::{Issued, email, uri};
@@ -202,7 +203,21 @@ fn a_chain_with_an_intermediate_is_verified_whole() {
 fn an_expired_list_of_revoked_certificates_refuses_clients_and_says_so() {
     let setting = Setting::new();
     let crl = TextFile::new(&setting.authority.revoke(&[], 2002));
-    let mut program = Program::forward(refusing(), &setting.arguments(&["--tls-client-crl", crl.path()]));
+    let socket = Socket::new();
+    let arguments = ["--tls-client-crl", crl.path(), "--admin", &socket.address()];
+    let mut program = Program::forward(refusing(), &setting.arguments(&arguments));
+    let (_, status) = socket.ask("GET", "/v1/status");
+    let shown = &status["services"][0]["tls"]["crl"];
+    assert_eq!(
+        (&shown["file"], &shown["expires"]),
+        (&crl.path().into(), &"2002-01-01T00:00:00Z".into())
+    );
+    assert!(shown["expires_in_seconds"].as_i64().unwrap() < 0, "{shown}");
+    let text = String::from_utf8(socket.command(&["status"]).stdout).unwrap();
+    assert!(
+        text.contains(&format!("\n  TLS: the CRL {} has expired ", crl.path())),
+        "{text}"
+    );
     for versions in VERSIONS {
         attempt(
             &program,
@@ -282,6 +297,7 @@ fn names_that_could_forge_a_record_are_replaced_by_the_fingerprint() {
 fn wrong_settings_are_refused_at_the_start_with_their_place() {
     let setting = Setting::new();
     let broken = TextFile::new("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let damaged = TextFile::new("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
     let target = refusing().to_string();
     let arguments = ["forward", "-l", "127.0.0.1:0", "-r", &target];
     for (more, parts) in [
@@ -292,6 +308,13 @@ fn wrong_settings_are_refused_at_the_start_with_their_place() {
         (
             vec!["--tls-client-crl", setting.file.path()],
             ["--tls-client-crl: ", "BEGIN X509 CRL"],
+        ),
+        (
+            vec!["--tls-client-crl", damaged.path()],
+            [
+                "--tls-client-crl: ",
+                ":1: the list of revoked certificates is damaged (trailing data): copy the file again",
+            ],
         ),
         (
             vec!["--tls-client-ca", broken.path()],

@@ -462,6 +462,18 @@ fn files_and_keys_that_do_not_fit_are_named_at_the_start() {
             &["--target-tls-ca", ca, "--target-tls-cert", key, "--target-tls-key", key],
             "--target-tls-cert: ",
         ),
+        (
+            &*tls,
+            &[
+                "--target-tls-ca",
+                ca,
+                "--target-tls-cert",
+                ca,
+                "--target-tls-key",
+                "/nonexistent",
+            ],
+            "--target-tls-key: cannot read /nonexistent",
+        ),
         (&*plain, &["--target-tls-ca", ca], "needs a server that speaks TLS"),
         (
             "tls://unix:/run/a",

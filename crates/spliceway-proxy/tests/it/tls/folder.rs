@@ -94,7 +94,7 @@ fn a_thousand_certificates_change_under_load_and_no_handshake_fails() {
         let new: Vec<_> = names.iter().map(|name| put(&folder.0, name)).collect();
         // A look may have come while the files were written. Then another one follows.
         while served(&program, Some(names[NAMES - 1])) != new[NAMES - 1] {
-            program.line("read the changed certificates");
+            program.line("read the changed TLS files");
         }
         handshakes = clients.map(|client| client.join().unwrap()).into_iter().sum();
     });

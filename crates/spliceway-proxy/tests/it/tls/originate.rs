@@ -414,7 +414,7 @@ fn a_changed_file_is_read_within_ten_seconds() {
     let _client = program.connect();
     server.try_accept().err().expect("the authority is not trusted yet");
     ca.write(&(old.file_text() + &new.file_text()));
-    program.line("read the changed certificates for targets");
+    program.line("read the changed TLS files for targets");
     let _client = program.connect();
     server.accept();
     ca.write("broken");

@@ -229,7 +229,7 @@ fn a_changed_file_is_read_and_a_broken_one_leaves_the_old_keys() {
     assert_eq!(program.sum("spliceway_tls_certificates_stale", &[]), 1);
     assert_eq!(resume(address, &clients), [true; 2]);
     keys.write(KEYS[1]);
-    program.line("read the changed certificates");
+    program.line("read the changed TLS files");
     assert_eq!(program.sum("spliceway_tls_certificates_stale", &[]), 0);
     assert_eq!(resume(address, &clients), [false; 2]);
     assert_eq!(resume(address, &clients), [true; 2]);

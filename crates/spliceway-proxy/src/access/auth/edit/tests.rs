@@ -28,6 +28,7 @@ impl Folder {
     fn edit(&self, what: What, name: &str) -> Result<Vec<String>, EditError> {
         let edit = Edit {
             path: self.users(),
+            kind: FileKind::Users,
             name: name.to_owned(),
             what,
         };
@@ -121,7 +122,7 @@ fn a_change_that_means_nothing_leaves_the_file() {
     );
     fs::write(
         folder.users(),
-        "ann:a\n# ".to_owned() + &"x".repeat(FILE_MAX_BYTES - 10),
+        "ann:a\n# ".to_owned() + &"x".repeat(file::FILE_MAX_BYTES - 10),
     )
     .unwrap();
     assert!(refusal(What::Add, "bob").contains("larger than 4 MiB"));
@@ -167,7 +168,7 @@ fn writers_at_the_same_time_lose_no_user() {
             });
         }
     });
-    let (names, warnings) = names(&folder.users()).unwrap();
+    let (names, warnings) = listed(&folder.users(), FileKind::Users).unwrap();
     assert_eq!(
         (names.len(), &warnings[..], folder.files().len()),
         (WRITERS * EACH, &[][..], 1)
@@ -202,7 +203,7 @@ fn warnings_name_each_password_in_clear_text_and_each_fault() {
     )));
     let many: String = (0..25).map(|number| format!("user{number}:a\n")).collect();
     fs::write(folder.users(), many).unwrap();
-    let (names, warnings) = names(&folder.users()).unwrap();
+    let (names, warnings) = listed(&folder.users(), FileKind::Users).unwrap();
     assert_eq!((names.len(), warnings.len()), (25, NAMED_MAX + 1));
     assert!(warnings[NAMED_MAX].contains(": 15 more clear-text passwords"));
     fs::write(folder.users(), "ann:a\n").unwrap();

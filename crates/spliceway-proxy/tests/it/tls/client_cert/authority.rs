@@ -1,5 +1,7 @@
 //! A CA, and what it issues.
 
+use std::time::SystemTime;
+
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
     CrlIssuingDistributionPoint, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
@@ -101,7 +103,12 @@ impl Authority {
 
     /// Returns such a list with this number.
     pub(crate) fn revoke_again(&self, number: u64, serials: &[u64], year: i32) -> String {
-        self.list(number, serials, year, None)
+        self.list(number, serials, date_time_ymd(year, 1, 1).into(), None)
+    }
+
+    /// Returns an empty list that is valid until this time.
+    pub(crate) fn revoke_until(&self, until: SystemTime) -> String {
+        self.list(1, &[], until, None)
     }
 
     /// Returns such a list for the certificates with this distribution point.
@@ -111,10 +118,16 @@ impl Authority {
             distribution_point: CrlDistributionPoint { uris },
             scope: None,
         };
-        self.list(number, serials, 2900, Some(point))
+        self.list(number, serials, date_time_ymd(2900, 1, 1).into(), Some(point))
     }
 
-    fn list(&self, number: u64, serials: &[u64], year: i32, point: Option<CrlIssuingDistributionPoint>) -> String {
+    fn list(
+        &self,
+        number: u64,
+        serials: &[u64],
+        until: SystemTime,
+        point: Option<CrlIssuingDistributionPoint>,
+    ) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: (*serial).into(),
             revocation_time: date_time_ymd(2001, 1, 1),
@@ -123,7 +136,7 @@ impl Authority {
         };
         let list = CertificateRevocationListParams {
             this_update: date_time_ymd(2000, 1, 1),
-            next_update: date_time_ymd(year, 1, 1),
+            next_update: until.into(),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: point,
             revoked_certs: serials.iter().map(revoked).collect(),
