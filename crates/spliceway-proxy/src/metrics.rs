@@ -13,7 +13,7 @@ mod services;
 mod traffic;
 
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +66,7 @@ pub(crate) struct Metrics {
     traffic: AllTraffic,
     /// The backends of the services that run now.
     balancers: Mutex<Vec<Arc<Balancer>>>,
-    terminators: Mutex<Vec<(&'static str, Arc<Terminator>)>>,
+    terminators: Mutex<Vec<(Arc<str>, Arc<Terminator>)>>,
     /// The counters of the process that has handed over to this one, and when they came.
     earlier: Mutex<(Samples, Option<Instant>)>,
     /// Whether a warning has said that they cannot be read.
@@ -96,7 +96,7 @@ impl Metrics {
     }
 
     /// Returns the traffic of the service with this name. A name that still has series continues.
-    pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
+    pub(crate) fn traffic(&self, service: &str) -> Arc<Traffic> {
         self.traffic.of_service(service)
     }
 
@@ -111,7 +111,7 @@ impl Metrics {
     }
 
     /// Records what terminates the TLS of the services that run from now on, by their names.
-    pub(crate) fn terminate(&self, terminators: Vec<(&'static str, Arc<Terminator>)>) {
+    pub(crate) fn terminate(&self, terminators: Vec<(Arc<str>, Arc<Terminator>)>) {
         *self.terminators.lock() = terminators;
     }
 
@@ -243,7 +243,7 @@ impl Metrics {
         }
         let (earlier, since) = &*self.earlier.lock();
         let is_late = since.is_some_and(|since| since.elapsed() >= KEPT_FOR);
-        let services: Vec<_> = self.traffic.all().iter().map(|traffic| traffic.service()).collect();
+        let services = self.traffic.all().iter().map(|traffic| traffic.name()).collect();
         counters.add_earlier(earlier, |labels| is_late && is_gone(labels, &services));
         now
     }
@@ -251,9 +251,9 @@ impl Metrics {
 
 /// Returns whether this process, with these services, can have no such sample any more. It has one
 /// for every backend and every user that it knows.
-fn is_gone(labels: &Labels, services: &[&str]) -> bool {
+fn is_gone(labels: &Labels, services: &HashSet<Arc<str>>) -> bool {
     labels.iter().any(|(name, value)| match &**name {
-        "service" => !services.contains(&value.as_str()),
+        "service" => !services.contains(value.as_str()),
         name => matches!(name, "backend" | "user"),
     })
 }
@@ -383,7 +383,9 @@ mod tests {
             // Advances because the clock is paused.
             tokio::time::advance(KEPT_FOR).await;
         }
-        let is_gone = |name: &'static str, value: &str| is_gone(&vec![(name.into(), value.to_owned())], &["here"]);
+        let is_gone = |name: &'static str, value: &str| {
+            is_gone(&vec![(name.into(), value.to_owned())], &HashSet::from(["here".into()]))
+        };
         assert!(is_gone("service", "gone") && is_gone("backend", "here") && is_gone("user", "here"));
         assert!(!is_gone("service", "here") && !is_gone("errno", "EMFILE"));
     }

@@ -43,6 +43,7 @@ mod shared_keys;
 mod stamp;
 mod ticket_file;
 pub(crate) mod tickets;
+mod turns;
 mod verifier;
 mod watched;
 

@@ -216,6 +216,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     tls_attack("tls: odd hellos", tls::Attempt::Hellos, 1000, HELLOS),
     // One core makes as many handshakes as it can.
     tls_attack("tls: flood of handshakes", tls::Attempt::Handshakes, 64, SHAKEN),
+    tls_attack("tls: flood of second hellos", tls::Attempt::TwoHellos, 64, SHAKEN),
     tls_attack("tls: search for issuers", tls::Attempt::LongSearch, 64, SHAKEN),
     tls_attack("tls: key updates", tls::Attempt::KeyUpdates, 32, RECORDS),
     tls_attack("tls: tiny records", tls::Attempt::TinyRecords, 16, RECORDS),
@@ -271,7 +272,8 @@ impl Kind {
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Self::Leave | Self::Connect => 60,
-            Self::WrongPassword | Self::Tls(tls::Attempt::Handshakes | tls::Attempt::LongSearch) => 0,
+            Self::WrongPassword
+            | Self::Tls(tls::Attempt::Handshakes | tls::Attempt::TwoHellos | tls::Attempt::LongSearch) => 0,
             _ => 30,
         })
     }

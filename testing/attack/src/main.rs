@@ -3,10 +3,11 @@
 //! Each attack gets a fresh program. Three probes run during the attack. One sends bytes through
 //! the program with valid credentials, one requests `/healthz`, and one reads the process's memory
 //! and descriptors. Afterwards, the program's resources must be as before, and SIGTERM must end the
-//! program cleanly.
+//! program cleanly. Some cases are no attacks, but [changes] of thousands of services.
 #![forbid(unsafe_code)]
 
 mod attacks;
+mod changes;
 mod client;
 mod place;
 mod probe;
@@ -106,6 +107,17 @@ fn run(options: &Options) -> io::Result<ExitCode> {
             }
             // The program did not start, or it exited early.
             Err(error) => failures.push(format!("{}: {error}", attack.name)),
+        }
+    }
+    for case in changes::CASES.iter().filter(|case| options.wants(case.name)) {
+        count += 1;
+        let (path, changing) = (options.program.as_deref(), attacking.handle());
+        match honest.block_on(changes::run(case, options.quick, path, &place, changing)) {
+            Ok(outcome) => {
+                println!("{}", outcome.rows());
+                failures.extend(outcome.failures());
+            }
+            Err(error) => failures.push(format!("{}: {error}", case.name)),
         }
     }
     if count == 0 {

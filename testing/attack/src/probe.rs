@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,6 +37,14 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
+    pub(crate) fn of(mut sorted: Vec<Duration>) -> Self {
+        sorted.sort_unstable();
+        Self {
+            sorted,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.sorted.len() + self.failed
     }
@@ -74,7 +82,7 @@ pub(crate) fn trips(stage: &Arc<Stage>, probe: Probe) -> JoinHandle<Latencies> {
         _ => 25,
     });
     let stage = Arc::clone(stage);
-    tokio::spawn(async move { repeat(&stage, pace, |number| trip(Arc::clone(&stage), probe, number)).await })
+    tokio::spawn(async move { repeat(&stage.on, pace, |number| trip(Arc::clone(&stage), probe, number)).await })
 }
 
 /// Requests `/healthz` until the attack is over.
@@ -87,7 +95,7 @@ pub(crate) fn health(stage: &Arc<Stage>) -> JoinHandle<Latencies> {
             false => Err(io::Error::other(answer.lines().next().unwrap_or_default().to_owned())),
         }
     };
-    tokio::spawn(async move { repeat(&stage, Duration::from_millis(100), |_| once(Arc::clone(&stage))).await })
+    tokio::spawn(async move { repeat(&stage.on, Duration::from_millis(100), |_| once(Arc::clone(&stage))).await })
 }
 
 pub(crate) async fn is_ready(stage: &Arc<Stage>) -> bool {
@@ -114,7 +122,8 @@ pub(crate) fn peak(stage: &Arc<Stage>, start: Usage) -> JoinHandle<Usage> {
     })
 }
 
-async fn repeat<F>(stage: &Stage, pace: Duration, mut once: impl FnMut(usize) -> F) -> Latencies
+/// Does something at a fixed pace as long as `on` is set. Returns how long each time took.
+pub(crate) async fn repeat<F>(on: &AtomicBool, pace: Duration, mut once: impl FnMut(usize) -> F) -> Latencies
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
 {
@@ -122,7 +131,7 @@ where
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut running = JoinSet::new();
     let mut number = 0;
-    while stage.on.load(Ordering::Relaxed) {
+    while on.load(Ordering::Relaxed) {
         ticks.tick().await;
         let (started, one) = (Instant::now(), once(number));
         running.spawn(async move {

@@ -131,6 +131,38 @@ impl Program {
         Ok(program)
     }
 
+    /// Starts the program with this configuration, and waits until it listens on these addresses.
+    pub(crate) async fn start_with(
+        path: Option<&str>,
+        place: &Place,
+        config: &str,
+        addresses: &[SocketAddr],
+    ) -> io::Result<Self> {
+        let beside = std::env::current_exe()?.with_file_name("spliceway");
+        let (path, file) = (path.map_or(beside, Into::into), place.folder.join("config.toml"));
+        fs::write(&file, config)?;
+        let mut command = Command::new(&path);
+        command.arg("run").arg("--config").arg(&file).stdin(Stdio::null());
+        command
+            .stdout(Stdio::null())
+            .stderr(File::create(place.folder.join("log"))?);
+        let process = command.spawn();
+        let process = process.map_err(|error| io::Error::other(format!("cannot start {}: {error}", path.display())))?;
+        let first = *addresses.first().ok_or_else(|| io::Error::other("no address"))?;
+        let program = Self {
+            address: first,
+            metrics: first,
+            tls: first,
+            pid: Pid::from_child(&process),
+            process: Mutex::new(process),
+            _unread: None,
+        };
+        for address in addresses {
+            listens(*address).await?;
+        }
+        Ok(program)
+    }
+
     pub(crate) fn usage(&self) -> io::Result<Usage> {
         let folder = format!("/proc/{}", self.pid.as_raw_nonzero());
         let status = fs::read_to_string(format!("{folder}/status"))?;
@@ -261,6 +293,6 @@ fn with_tls(
     ))
 }
 
-async fn unused_address() -> io::Result<SocketAddr> {
+pub(crate) async fn unused_address() -> io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0").await?.local_addr()
 }

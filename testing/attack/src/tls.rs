@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, ClientConnection, Resumption};
-use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{default_provider, kx_group};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,6 +36,8 @@ pub(crate) enum Attempt {
     Hellos,
     /// Shakes hands in full, and leaves.
     Handshakes,
+    /// Does the same, and must send its hello twice.
+    TwoHellos,
     /// Asks for new keys again and again.
     KeyUpdates,
     /// Sends one byte in each record.
@@ -48,6 +51,8 @@ pub(crate) enum Attempt {
 /// What the attackers know.
 pub(crate) struct Attackers {
     connector: TlsConnector,
+    /// Begins with a key exchange that the program does not know.
+    asked_again: TlsConnector,
     /// Has a certificate.
     searched: TlsConnector,
     /// The hello of a real client, in one record.
@@ -61,23 +66,33 @@ const ISSUERS: usize = 120;
 
 impl Attackers {
     pub(crate) fn new() -> io::Result<Self> {
-        let builder = || {
-            let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = |provider| {
+            let config = ClientConfig::builder_with_provider(Arc::new(provider));
             let config = config.with_safe_default_protocol_versions().map_err(io::Error::other)?;
             let trusting = config.dangerous().with_custom_certificate_verifier(Arc::new(Trusting));
             Ok::<_, io::Error>(trusting)
         };
-        let mut config = builder()?.with_no_client_auth();
         // Every handshake costs the server a signature.
-        config.resumption = Resumption::disabled();
-        let config = Arc::new(config);
+        let without_tickets = |provider| {
+            let mut config = builder(provider)?.with_no_client_auth();
+            config.resumption = Resumption::disabled();
+            Ok::<_, io::Error>(Arc::new(config))
+        };
+        let config = without_tickets(default_provider())?;
+        let asked_again = without_tickets(CryptoProvider {
+            kx_groups: vec![kx_group::MLKEM768, kx_group::X25519],
+            ..default_provider()
+        })?;
         let (chain, key) = searched_chain().map_err(io::Error::other)?;
-        let searched = builder()?.with_client_auth_cert(chain, key).map_err(io::Error::other)?;
+        let searched = builder(default_provider())?
+            .with_client_auth_cert(chain, key)
+            .map_err(io::Error::other)?;
         let mut hello = Vec::new();
         let client = ClientConnection::new(Arc::clone(&config), name());
         client.map_err(io::Error::other)?.write_tls(&mut hello)?;
         Ok(Self {
             connector: config.into(),
+            asked_again: asked_again.into(),
             searched: Arc::new(searched).into(),
             hello,
         })
@@ -99,6 +114,7 @@ impl Attackers {
             }
             Attempt::Hellos => stream.write_all(&self.odd(number)).await?,
             Attempt::Handshakes => return self.shake(stream).await.map(drop),
+            Attempt::TwoHellos => return self.asked_again.connect(name(), stream).await.map(drop),
             Attempt::LongSearch => {
                 let mut stream = self.searched.connect(name(), stream).await?;
                 return stream.read_to_end(&mut Vec::new()).await.map(drop);

@@ -234,10 +234,10 @@ impl Now {
     }
 
     /// Adds what is known about the TLS of each service.
-    pub(super) fn tls(&mut self, terminators: &[(&'static str, Arc<Terminator>)]) {
+    pub(super) fn tls(&mut self, terminators: &[(Arc<str>, Arc<Terminator>)]) {
         let Self { counters, gauges } = self;
         for (service, terminator) in terminators {
-            let service = ("service", *service);
+            let service = ("service", &**service);
             let counts = terminator.counts();
             for (kind, count) in counts.handshakes() {
                 let labels = [

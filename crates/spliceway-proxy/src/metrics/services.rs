@@ -6,7 +6,7 @@
 //! ```
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,9 +31,10 @@ pub(super) struct AllTraffic(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
-    services: Vec<Entry>,
-    /// The place of each service in the list.
-    indices: HashMap<&'static str, usize>,
+    /// The services by their numbers, so in the order in which they came.
+    services: BTreeMap<u64, Entry>,
+    numbers: HashMap<Arc<str>, u64>,
+    last: u64,
     /// The fallbacks of services that have no series any more. Their sum has no label of a service,
     /// and must not go back.
     fallbacks: Fallbacks,
@@ -47,24 +48,31 @@ struct Entry {
 
 impl AllTraffic {
     /// Returns the traffic of this service, new or known.
-    pub(super) fn of_service(&self, service: &'static str) -> Arc<Traffic> {
+    pub(super) fn of_service(&self, service: &str) -> Arc<Traffic> {
         let mut known = self.known();
-        if let Some(index) = known.indices.get(service) {
-            return Arc::clone(&known.services[*index].traffic);
+        let number = known.numbers.get(service);
+        if let Some(entry) = number.and_then(|number| known.services.get(number)) {
+            return Arc::clone(&entry.traffic);
         }
         let traffic = Arc::new(Traffic::new(service));
-        let index = known.services.len();
-        known.indices.insert(service, index);
-        known.services.push(Entry {
+        known.last += 1;
+        let number = known.last;
+        known.numbers.insert(traffic.name(), number);
+        let entry = Entry {
             traffic: Arc::clone(&traffic),
             gone: None,
-        });
+        };
+        known.services.insert(number, entry);
         traffic
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Traffic>> {
         let known = self.known();
-        known.services.iter().map(|entry| Arc::clone(&entry.traffic)).collect()
+        known
+            .services
+            .values()
+            .map(|entry| Arc::clone(&entry.traffic))
+            .collect()
     }
 
     pub(super) fn earlier_fallbacks(&self) -> Fallbacks {
@@ -74,35 +82,26 @@ impl AllTraffic {
     /// Removes the services that have been gone for long enough, or of which there are too many.
     pub(super) fn sweep(&self, now: Instant) {
         let mut known = self.known();
-        for entry in &mut known.services {
+        let mut gone: Vec<(Instant, u64)> = Vec::new();
+        for (number, entry) in &mut known.services {
             // Only the lock gives out new references, so the last one stays the last one.
             let is_used = Arc::strong_count(&entry.traffic) > 1;
             entry.gone = if is_used { None } else { entry.gone.or(Some(now)) };
+            gone.extend(entry.gone.map(|gone| (gone, *number)));
         }
-        let mut gone: Vec<Instant> = known.services.iter().filter_map(|entry| entry.gone).collect();
+        // Those that went first are swept first.
         gone.sort_unstable();
-        let mut too_many = gone.len().saturating_sub(KEPT_MAX);
-        let Known {
-            services,
-            indices,
-            fallbacks,
-        } = &mut *known;
-        if gone.is_empty() {
-            return;
-        }
-        // Services are in the order in which they came, so the oldest go first.
-        services.retain(|entry| {
-            let Some(gone) = entry.gone else { return true };
-            let is_swept = too_many > 0 || now.saturating_duration_since(gone) >= KEPT_FOR;
-            if is_swept {
-                too_many = too_many.saturating_sub(1);
-                let counts = fallbacks.iter_mut().zip(entry.traffic.fallbacks());
+        let too_many = gone.len().saturating_sub(KEPT_MAX);
+        for (index, (since, number)) in gone.into_iter().enumerate() {
+            if index >= too_many && now.saturating_duration_since(since) < KEPT_FOR {
+                continue;
+            }
+            if let Some(Entry { traffic, .. }) = known.services.remove(&number) {
+                known.numbers.remove(traffic.service());
+                let counts = known.fallbacks.iter_mut().zip(traffic.fallbacks());
                 counts.for_each(|(sum, count)| *sum += count);
             }
-            !is_swept
-        });
-        let names = services.iter().map(|entry| entry.traffic.service());
-        *indices = names.zip(0..).collect();
+        }
     }
 
     /// Locks the list.
@@ -115,8 +114,8 @@ impl AllTraffic {
 mod tests {
     use super::*;
 
-    fn names(all: &AllTraffic) -> Vec<&'static str> {
-        all.all().iter().map(|traffic| traffic.service()).collect()
+    fn names(all: &AllTraffic) -> Vec<String> {
+        all.all().iter().map(|traffic| traffic.service().to_owned()).collect()
     }
 
     #[test]
@@ -141,10 +140,10 @@ mod tests {
     fn of_many_services_that_are_gone_the_last_ones_keep_their_series() {
         let (all, now) = (AllTraffic::default(), Instant::now());
         for number in 0..1000 {
-            drop(all.of_service(Box::leak(format!("service-{number}").into())));
+            drop(all.of_service(&format!("service-{number}")));
             all.sweep(now);
         }
         let names = names(&all);
-        assert_eq!((names.len(), names[0]), (KEPT_MAX, "service-984"));
+        assert_eq!((names.len(), &*names[0]), (KEPT_MAX, "service-984"));
     }
 }

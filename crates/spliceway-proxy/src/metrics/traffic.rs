@@ -1,6 +1,7 @@
 //! The traffic of services: their sessions, relays and datagrams.
 
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::kit::refusal::Refusal;
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
-    service: &'static str,
+    service: Arc<str>,
     /// The number of sessions that began in this process.
     sessions: AtomicU64,
     /// The number of sessions that are open.
@@ -101,9 +102,9 @@ pub(crate) struct Paths {
 }
 
 impl Traffic {
-    pub(crate) fn new(service: &'static str) -> Self {
+    pub(crate) fn new(service: &str) -> Self {
         Self {
-            service,
+            service: service.into(),
             sessions: AtomicU64::new(0),
             active: AtomicU64::new(0),
             ledger: Mutex::default(),
@@ -112,8 +113,13 @@ impl Traffic {
         }
     }
 
-    pub(crate) fn service(&self) -> &'static str {
-        self.service
+    pub(crate) fn service(&self) -> &str {
+        &self.service
+    }
+
+    /// Returns the name of the service, for a reader that keeps it.
+    pub(crate) fn name(&self) -> Arc<str> {
+        Arc::clone(&self.service)
     }
 
     /// Creates the series for this reason, so that it is 0 before the first refusal.

@@ -27,7 +27,7 @@ pub(crate) enum Order {
     /// Hand listeners and sessions to a new process.
     Upgrade,
     /// Close the listeners of the service with this name. Its sessions may finish.
-    Drain(&'static str),
+    Drain(Arc<str>),
 }
 
 /// The name of the token of the operator who asks, for the log. There is none for signals and on a

@@ -67,13 +67,13 @@ enum Reader {
 /// A service and its listeners.
 pub(crate) struct Served {
     pub(crate) service: Arc<Service>,
-    pub(crate) listen: Vec<String>,
+    pub(crate) listen: Vec<Arc<str>>,
 }
 
 /// The totals of each service at about one moment, by the name of the service.
 struct Sample {
     at: Instant,
-    totals: HashMap<&'static str, Totals>,
+    totals: HashMap<Arc<str>, Totals>,
     connects: Times,
 }
 
@@ -98,7 +98,7 @@ impl Overview {
         self.process.metrics.balance(balancers.collect());
         let terminators = services.iter().filter_map(|served| {
             let service = &served.service;
-            Some((service.name, Arc::clone(service.tls.as_ref()?)))
+            Some((Arc::clone(&service.name), Arc::clone(service.tls.as_ref()?)))
         });
         self.process.metrics.terminate(terminators.collect());
         *self.services.lock() = Arc::new(services);
@@ -159,7 +159,7 @@ impl Overview {
     async fn sample(&self) -> Sample {
         let mut totals = HashMap::new();
         for traffic in self.process.metrics.all_traffic() {
-            totals.insert(traffic.service(), traffic.totals().await);
+            totals.insert(traffic.name(), traffic.totals().await);
         }
         Sample {
             at: Instant::now(),
@@ -315,7 +315,7 @@ impl Overview {
             services.extend(running);
             tokio::task::yield_now().await;
         }
-        let is_served: HashSet<_> = served.iter().map(|served| served.service.name).collect();
+        let is_served: HashSet<_> = served.iter().map(|served| &*served.service.name).collect();
         for traffic in self.process.metrics.all_traffic() {
             if traffic.active() > 0 && !is_served.contains(traffic.service()) {
                 let removed = counts(&traffic).map(|counts| api::ServiceStatus {
@@ -357,7 +357,7 @@ fn service(served: &Served, reader: Reader, counts: api::ServiceStatus) -> api::
         ..counts
     };
     if reader == Reader::Operator {
-        status.listen.clone_from(&served.listen);
+        status.listen = served.listen.iter().map(ToString::to_string).collect();
         status.backends = backends.into_iter().flatten().map(backend).collect();
         status.tls = service.tls.as_deref().map(view::tls);
     }
@@ -464,7 +464,7 @@ fn pipes() -> api::Pipes {
     }
 }
 
-fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<api::ReasonCount> {
+fn fallbacks(totals: &HashMap<Arc<str>, Totals>) -> Vec<api::ReasonCount> {
     let counts = Reason::ALL
         .into_iter()
         .enumerate()

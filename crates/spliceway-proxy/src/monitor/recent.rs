@@ -1,6 +1,7 @@
 //! The sessions of the last minute, by service: how many began, and how many failed and why.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway_operator::api::{ReasonCount, Recent};
@@ -18,7 +19,7 @@ const RECORDS: usize = 6;
 const REASONS_MAX: usize = 5;
 
 /// What each service has counted at some moments of the last minute.
-pub(super) struct LastMinute(VecDeque<(Instant, HashMap<&'static str, Counts>)>);
+pub(super) struct LastMinute(VecDeque<(Instant, HashMap<Arc<str>, Counts>)>);
 
 /// What a service has counted so far.
 #[derive(Debug, Clone, Default)]
@@ -68,14 +69,14 @@ impl LastMinute {
     }
 
     /// Records the counts of these services, if it is time to do so.
-    pub(super) fn record(&mut self, all: &[std::sync::Arc<Traffic>], now: Instant) {
+    pub(super) fn record(&mut self, all: &[Arc<Traffic>], now: Instant) {
         if self.0.back().is_some_and(|(at, _)| now - *at < EVERY) {
             return;
         }
         if self.0.len() == RECORDS {
             self.0.pop_front();
         }
-        let counts = all.iter().map(|traffic| (traffic.service(), Counts::of(traffic)));
+        let counts = all.iter().map(|traffic| (traffic.name(), Counts::of(traffic)));
         self.0.push_back((now, counts.collect()));
     }
 
@@ -119,7 +120,6 @@ mod tests {
     use super::*;
     use crate::kit::outcome::ConnectFailure;
     use crate::kit::refusal::Refusal;
-    use std::sync::Arc;
 
     #[test]
     fn the_last_minute_forgets_what_was_before_it() {

@@ -90,11 +90,15 @@ pub(super) async fn sync(folder: PathBuf) {
 impl Staged {
     fn write(change: FileChange) -> Result<Self, String> {
         let FileChange { path, text } = change;
+        let replaced = fs::symlink_metadata(&path).ok();
+        if replaced.as_ref().is_some_and(Metadata::is_symlink) {
+            let path = path.display();
+            return Err(format!("{path} is a link: change the file behind it, and reload"));
+        }
         let Some(text) = text else {
             return Ok(Self { new: None, path });
         };
         let new = replacement::beside(&path);
-        let replaced = fs::symlink_metadata(&path).ok();
         let staged = Self {
             new: Some(new.clone()),
             path,
@@ -140,6 +144,8 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             ": let the program write to the folder, or do not ask for persistence"
         }
+        io::ErrorKind::NotFound => ": create the folder again, or do not ask for persistence",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free some space, or do not ask for persistence",
         _ => "",
     };
     format!("cannot {what} {path}: {error}{help}")

@@ -11,7 +11,9 @@ mod finishing;
 mod sockets;
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use spliceway_operator::text::count;
@@ -50,7 +52,10 @@ pub(super) struct Instance {
     started_with: Option<Config>,
     /// The time between two records of an open session.
     record_interval: watch::Sender<Option<Duration>>,
+    /// In the order of the services that run.
     open: Vec<OpenAddress>,
+    /// How often an operator has drained a service.
+    drains: AtomicUsize,
     accepting: JoinSet<()>,
 }
 
@@ -58,17 +63,35 @@ pub(super) struct Instance {
 struct Running {
     settings: Arc<Settings>,
     /// The service of each of the services in the settings.
-    built: Vec<Built>,
+    built: Vec<Arc<Built>>,
     /// The index of each service.
-    indices: HashMap<&'static str, usize>,
+    indices: HashMap<Arc<str>, usize>,
+    /// For each service, the range of its listeners in the list of all.
+    open: Vec<Range<usize>>,
 }
 
 /// Checked settings, with everything bound and built that they need. Dropping a plan undoes it.
 pub(super) struct Plan {
     settings: Settings,
-    built: Vec<Built>,
-    addresses: Vec<Planned>,
+    built: Vec<Arc<Built>>,
+    /// For each service, the index that it has now.
+    before: Vec<Option<usize>>,
+    addresses: Addresses,
+    /// The number of drains before the plan.
+    drains: usize,
     changes: Changes,
+}
+
+/// The listeners of a plan.
+struct Addresses {
+    /// Whether the service at this index continues with its listeners, and nothing of it changes.
+    is_kept: Vec<bool>,
+    /// The addresses of the other services, in the order of the services.
+    planned: Vec<Planned>,
+    /// Whether the open listeners at this index stay open.
+    stays: Vec<bool>,
+    /// The number of listeners.
+    sockets: usize,
 }
 
 /// One address to listen on.
@@ -87,13 +110,6 @@ enum Listeners {
 }
 
 impl Listeners {
-    fn open(&self) -> Option<usize> {
-        match self {
-            Self::Open(index) => Some(*index),
-            Self::New(_) => None,
-        }
-    }
-
     fn bound(&self) -> &[Bound] {
         match self {
             Self::New(bound) => bound,
@@ -122,6 +138,7 @@ impl Instance {
             started_with: None,
             record_interval: watch::Sender::default(),
             open: Vec::new(),
+            drains: AtomicUsize::new(0),
             accepting: JoinSet::new(),
         }
     }
@@ -132,23 +149,28 @@ impl Instance {
     /// # Errors
     /// Returns an error if a listener cannot be bound, or if the settings are not safe.
     pub(super) async fn plan(&self, mut settings: Settings) -> Result<Plan, CannotRun> {
-        self.continue_users(&mut settings);
-        let addresses = self.addresses(&settings).await?;
-        let shares = Descriptors::divide(self.process.descriptors, self.sockets(&addresses));
+        let drains = self.drains.load(Ordering::Relaxed);
+        let before = self.indices(&settings);
+        self.continue_users(&mut settings, &before);
         // The services share these descriptors evenly. The divisor is a power of two, so that few
         // new services change the share of the others.
+        let shares = Descriptors::divide(self.process.descriptors, 0);
         let transient = shares.transient() / settings.services.len().next_power_of_two();
-        let (mut built, mut left) = (Vec::with_capacity(settings.services.len()), &addresses[..]);
+        let addresses = self.addresses(&settings, &before, transient).await?;
+        let (mut built, mut left) = (Vec::with_capacity(settings.services.len()), &addresses.planned[..]);
         for (index, service) in settings.services.iter().enumerate() {
+            let before = self.before(before[index]);
+            let continued = before
+                .as_ref()
+                .filter(|before| addresses.is_kept[index] || before.stays_drained(service));
+            if let Some(before) = continued {
+                built.push(Arc::clone(before.built));
+                continue;
+            }
             // The addresses are in the order of the services.
             let own = left.iter().take_while(|address| address.service == index).count();
             let (own, others) = left.split_at(own);
             left = others;
-            let before = self.before(service);
-            if let Some(before) = before.as_ref().filter(|before| before.stays_drained(service)) {
-                built.push(before.built.clone());
-                continue;
-            }
             let reach = own.iter().flat_map(|address| self.reach(address));
             let clients = Clients::of_service(service, reach);
             check_open(service, clients).map_err(CannotRun::Unsafe)?;
@@ -156,30 +178,56 @@ impl Instance {
             built.push(build(process, &settings, service, clients, transient, before.as_ref())?);
         }
         Ok(Plan {
-            changes: self.changes(&settings, &addresses),
+            changes: self.changes(&settings, &before, &addresses),
             settings,
             built,
+            before,
             addresses,
+            drains,
         })
     }
 
+    /// Returns the index of the service of the same name that runs now, for each service.
+    fn indices(&self, settings: &Settings) -> Vec<Option<usize>> {
+        let Some(running) = &self.running else {
+            return vec![None; settings.services.len()];
+        };
+        let mut next = 0;
+        let index = |service: &Arc<ServiceSettings>| {
+            // Most services have the place behind the one before, and were not read again.
+            let guess = running.settings.services.get(next);
+            let is_next = guess.is_some_and(|guess| Arc::ptr_eq(guess, service));
+            let index = if is_next {
+                next
+            } else {
+                *running.indices.get(&service.name)?
+            };
+            next = index + 1;
+            Some(index)
+        };
+        settings.services.iter().map(index).collect()
+    }
+
     /// Keeps the users whose text is unchanged, because they know which passwords are right.
-    fn continue_users(&self, settings: &mut Settings) {
-        // A service that was not read again is shared, and has its users.
-        for service in settings.services.iter_mut().filter_map(Arc::get_mut) {
-            let before = self.before(service).and_then(|before| before.service.users.clone());
-            if let (Some(users), Some(before)) = (&mut service.users, before)
-                && users.are_unchanged(&before)
+    fn continue_users(&self, settings: &mut Settings, before: &[Option<usize>]) {
+        for (service, before) in settings.services.iter_mut().zip(before) {
+            let Some(before) = self.before(*before).map(|before| before.service) else {
+                continue;
+            };
+            // A service that was not read again is shared, and has its users.
+            if !Arc::ptr_eq(service, before)
+                && let Some(service) = Arc::get_mut(service)
+                && let (Some(users), Some(before)) = (&mut service.users, &before.users)
+                && users.are_unchanged(before)
             {
-                *users = before;
+                *users = Arc::clone(before);
             }
         }
     }
 
-    /// Returns the service of the same name that runs now.
-    fn before(&self, service: &ServiceSettings) -> Option<Before<'_>> {
-        let running = self.running.as_ref()?;
-        let index = *running.indices.get(service.name)?;
+    /// Returns the service that has this index now.
+    fn before(&self, index: Option<usize>) -> Option<Before<'_>> {
+        let (running, index) = (self.running.as_ref()?, index?);
         Some(Before {
             built: running.built.get(index)?,
             settings: &running.settings,
@@ -189,54 +237,85 @@ impl Instance {
 
     /// Finds or binds the listeners of all services, or none. A run with only some of its listeners
     /// would look as if it worked.
-    async fn addresses(&self, settings: &Settings) -> Result<Vec<Planned>, CannotRun> {
-        let mut is_taken = vec![false; self.open.len()];
-        let mut by_hash: Vec<_> = (0..)
-            .zip(&self.open)
-            .map(|(index, open)| (open.hash(), index))
-            .collect();
-        by_hash.sort_unstable();
-        let mut addresses = Vec::new();
-        for (service, settled) in settings.services.iter().enumerate() {
-            if self.before(settled).is_some_and(|before| before.stays_drained(settled)) {
+    async fn addresses(
+        &self,
+        settings: &Settings,
+        before: &[Option<usize>],
+        transient: usize,
+    ) -> Result<Addresses, CannotRun> {
+        let mut stays = vec![false; self.open.len()];
+        let (mut is_kept, mut sockets) = (Vec::with_capacity(before.len()), 0);
+        for (service, index) in settings.services.iter().zip(before) {
+            let before = self.before(*index);
+            is_kept.push(before.is_some_and(|before| before.is_kept(settings, service, transient)));
+            if let (Some(true), Some(index), Some(running)) = (is_kept.last(), index, &self.running) {
+                let range = running.open[*index].clone();
+                stays[range.clone()].fill(true);
+                sockets += self.open[range].iter().map(|open| open.sockets.len()).sum::<usize>();
+            }
+        }
+        let (by_hash, mut planned) = (self.free_by_hash(&stays), Vec::new());
+        for (index, settled) in settings.services.iter().enumerate() {
+            let before = self.before(before[index]);
+            if is_kept[index] || before.is_some_and(|before| before.stays_drained(settled)) {
                 continue;
             }
             for range in &settled.listen {
                 for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
-                    let hash = hash_of(&address);
-                    let first = by_hash.partition_point(|(one, _)| *one < hash);
-                    let like = by_hash[first..].iter().take_while(|(one, _)| *one == hash);
-                    let found = like.map(|(_, index)| *index).find(|&index| {
-                        let open: &OpenAddress = &self.open[index];
-                        !is_taken[index] && open.is_accepting() && open.is_at(&address, settled.name, settled.transport)
-                    });
-                    let listeners = match found {
+                    let listeners = match self.find(&address, settled, &by_hash, &stays) {
                         Some(index) => {
-                            is_taken[index] = true;
+                            stays[index] = true;
                             self.open[index].check(settled)?;
+                            sockets += self.open[index].sockets.len();
                             Listeners::Open(index)
                         }
-                        None => Listeners::New(self.acceptor.bind(&address, settled).await?),
+                        None => {
+                            let bound = self.acceptor.bind(&address, settled).await?;
+                            sockets += bound.len();
+                            Listeners::New(bound)
+                        }
                     };
-                    addresses.push(Planned {
+                    planned.push(Planned {
                         address,
                         port_index,
-                        service,
+                        service: index,
                         listeners,
                     });
                 }
             }
         }
-        Ok(addresses)
+        Ok(Addresses {
+            is_kept,
+            planned,
+            stays,
+            sockets,
+        })
     }
 
-    /// Returns the number of listeners.
-    fn sockets(&self, addresses: &[Planned]) -> usize {
-        let sockets = addresses.iter().map(|address| match &address.listeners {
-            Listeners::Open(index) => self.open[*index].sockets.len(),
-            Listeners::New(bound) => bound.len(),
-        });
-        sockets.sum()
+    /// Returns the hashes and the indices of the open listeners that no service keeps.
+    fn free_by_hash(&self, stays: &[bool]) -> Vec<(u64, usize)> {
+        let all = self.open.iter().enumerate();
+        let free = all.filter(|(index, _)| !stays[*index]);
+        let mut by_hash: Vec<_> = free.map(|(index, open)| (open.hash(), index)).collect();
+        by_hash.sort_unstable();
+        by_hash
+    }
+
+    /// Returns the index of open listeners that would do for an address of a service.
+    fn find(
+        &self,
+        address: &ListenAddress,
+        service: &ServiceSettings,
+        by_hash: &[(u64, usize)],
+        is_taken: &[bool],
+    ) -> Option<usize> {
+        let hash = hash_of(address, &service.name);
+        let first = by_hash.partition_point(|(one, _)| *one < hash);
+        let like = by_hash[first..].iter().take_while(|(one, _)| *one == hash);
+        like.map(|(_, index)| *index).find(|&index| {
+            let open: &OpenAddress = &self.open[index];
+            !is_taken[index] && open.is_accepting() && open.is_at(address, &service.name, service.transport)
+        })
     }
 
     fn reach(&self, planned: &Planned) -> Vec<Reach> {
@@ -246,35 +325,35 @@ impl Instance {
         }
     }
 
-    fn changes(&self, settings: &Settings, addresses: &[Planned]) -> Changes {
+    fn changes(&self, settings: &Settings, before: &[Option<usize>], addresses: &Addresses) -> Changes {
         let mut changes = Changes::default();
-        for service in &settings.services {
-            match self.before(service) {
-                None => changes.added.push(service.name),
-                Some(before) => {
-                    if !build::is_unchanged(settings, service, &before) {
-                        changes.changed.push(service.name);
-                    }
-                    if let Some(users) = &before.service.users {
-                        let missing = users.missing_in(service.users.as_deref()).into_iter();
-                        changes.removed_users.extend(missing.map(|user| (service.name, user)));
-                    }
-                }
+        let services = settings.services.iter().zip(before);
+        for ((service, index), _) in services.zip(&addresses.is_kept).filter(|(_, is_kept)| !**is_kept) {
+            let name = || Arc::clone(&service.name);
+            let Some(before) = self.before(*index) else {
+                changes.added.push(name());
+                continue;
+            };
+            if !build::is_unchanged(settings, service, &before) {
+                changes.changed.push(name());
+            }
+            if let Some(users) = &before.service.users {
+                let missing = users.missing_in(service.users.as_deref()).into_iter();
+                changes.removed_users.extend(missing.map(|user| (name(), user)));
             }
         }
-        let stays = addresses.iter().filter_map(|address| address.listeners.open());
-        let stays: HashSet<usize> = stays.collect();
-        let open = self.open.iter().enumerate();
-        let closed = open.filter(|(index, open)| open.is_accepting() && !stays.contains(index));
-        changes.closed = closed.map(|(_, open)| open.to_string()).collect();
-        let new = addresses.iter().flat_map(|address| address.listeners.bound());
+        let open = self.open.iter().zip(&addresses.stays);
+        let closed = open.filter(|(open, stays)| !**stays && open.is_accepting());
+        changes.closed = closed.map(|(open, _)| open.to_string()).collect();
+        let new = addresses.planned.iter().flat_map(|address| address.listeners.bound());
         changes.opened = new.map(Bound::describe).collect();
-        if let Some(Running { settings: before, .. }) = &self.running {
-            let here: HashSet<_> = settings.services.iter().map(|service| service.name).collect();
-            let names = before.services.iter().map(|service| service.name);
-            changes.removed = names.filter(|name| !here.contains(name)).collect();
-            changes.has_other_users_limits = settings.users != before.users;
-            changes.has_other_tokens = settings.tokens() != before.tokens();
+        if let Some(Running { settings: now, .. }) = &self.running {
+            let mut is_here = vec![false; now.services.len()];
+            before.iter().flatten().for_each(|index| is_here[*index] = true);
+            let removed = now.services.iter().zip(is_here).filter(|(_, is_here)| !is_here);
+            changes.removed = removed.map(|(service, _)| Arc::clone(&service.name)).collect();
+            changes.has_other_users_limits = settings.users != now.users;
+            changes.has_other_tokens = settings.tokens() != now.tokens();
         }
         if let Some(started_with) = &self.started_with {
             changes.needs_restart = settings.written.fixed_differences(started_with);
@@ -284,15 +363,20 @@ impl Instance {
 
     /// Returns the name of a service that an operator has drained since the plan was made, if there
     /// is one. The plan would send clients to listeners that are closed.
-    pub(super) fn drained_since(&self, plan: &Plan) -> Option<&'static str> {
+    pub(super) fn drained_since(&self, plan: &Plan) -> Option<Arc<str>> {
+        if self.drains.load(Ordering::Relaxed) == plan.drains {
+            return None;
+        }
+        let Addresses { is_kept, planned, .. } = &plan.addresses;
         let is_closed = |planned: &&Planned| matches!(planned.listeners, Listeners::Open(index) if !self.open[index].is_accepting());
-        let closed = plan.addresses.iter().filter(is_closed);
-        let closed = closed.map(|planned| plan.settings.services[planned.service].name);
-        let listening: HashSet<usize> = plan.addresses.iter().map(|planned| planned.service).collect();
+        let closed = planned.iter().filter(is_closed);
+        let closed = closed.map(|planned| &plan.built[planned.service]);
+        let listening: HashSet<usize> = planned.iter().map(|planned| planned.service).collect();
         let built = plan.built.iter().enumerate();
-        let built = built.filter(|(index, built)| listening.contains(index) && !built.service.accepting.is_on());
+        let built = built.filter(|(index, _)| is_kept[*index] || listening.contains(index));
         let built = built.map(|(_, built)| built);
-        closed.chain(built.map(|built| built.service.name)).next()
+        let built = built.filter(|built| !built.service.accepting.is_on());
+        closed.chain(built).map(|built| Arc::clone(&built.service.name)).next()
     }
 
     /// Puts a plan into force. Clients that are accepted from now on get the new rules. Running
@@ -301,8 +385,10 @@ impl Instance {
         let Plan {
             settings,
             built,
+            before,
             addresses,
             changes,
+            drains: _,
         } = plan;
         if let Some(Running { settings: before, .. }) = &self.running
             && before.log.level != settings.log.level
@@ -314,48 +400,69 @@ impl Instance {
             before != settings.record_interval
         });
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        self.limit_sessions(&settings, self.sockets(&addresses));
+        self.limit_sessions(&settings, addresses.sockets);
         self.process.accounts.set(&settings.users);
-        built.iter().for_each(Built::put_in_force);
-        self.assign(addresses, &built);
-        built.iter().for_each(|built| built.begin(&self.process.health));
+        let is_new = built.iter().zip(&addresses.is_kept).filter(|(_, is_kept)| !**is_kept);
+        let new: Vec<_> = is_new.map(|(built, _)| Arc::clone(built)).collect();
+        new.iter().for_each(|built| built.put_in_force());
+        let open = self.assign(addresses, &built, &before);
+        new.iter().for_each(|built| built.begin(&self.process.health));
         self.started_with.get_or_insert_with(|| settings.written.clone());
-        let names = settings.services.iter().map(|service| service.name);
+        let indices = self.running.take().map(|running| running.indices);
         self.running = Some(Running {
-            indices: names.zip(0..).collect(),
+            indices: renumbered(indices.unwrap_or_default(), &before, &settings),
             settings: Arc::new(settings),
             built,
+            open,
         });
         changes
     }
 
-    /// Sends the clients of each address to its service, and closes the other listeners.
-    fn assign(&mut self, addresses: Vec<Planned>, built: &[Built]) {
+    /// Sends the clients of each address to its service, and closes the other listeners. Returns
+    /// the range of the listeners of each service.
+    fn assign(&mut self, addresses: Addresses, built: &[Arc<Built>], before: &[Option<usize>]) -> Vec<Range<usize>> {
         let mut open: Vec<_> = std::mem::take(&mut self.open).into_iter().map(Some).collect();
-        for planned in addresses {
-            let to = Assignment {
-                service: Arc::clone(&built[planned.service].service),
-                port_index: planned.port_index,
-            };
-            match planned.listeners {
-                Listeners::Open(index) => {
-                    if let Some(mut kept) = open[index].take() {
-                        kept.assign(planned.address, &to);
-                        self.open.push(kept);
-                    }
-                }
-                Listeners::New(bound) => {
-                    for bound in &bound {
-                        let (name, address) = (&to.service.name, bound.describe());
-                        announce(Level::INFO, &format_args!("{name} listening on {address}"));
-                    }
-                    let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
-                    self.open.push(opened);
-                }
+        let (mut planned, mut ranges) = (
+            addresses.planned.into_iter().peekable(),
+            Vec::with_capacity(built.len()),
+        );
+        for (service, is_kept) in addresses.is_kept.into_iter().enumerate() {
+            let first = self.open.len();
+            if let (true, Some(before), Some(running)) = (is_kept, before[service], &self.running) {
+                let kept = open[running.open[before].clone()].iter_mut();
+                self.open.extend(kept.filter_map(Option::take));
             }
+            while let Some(planned) = planned.next_if(|planned| planned.service == service) {
+                self.assign_one(planned, &mut open, built);
+            }
+            ranges.push(first..self.open.len());
         }
         drop(open);
         while self.accepting.try_join_next().is_some() {}
+        ranges
+    }
+
+    fn assign_one(&mut self, planned: Planned, open: &mut [Option<OpenAddress>], built: &[Arc<Built>]) {
+        let to = Assignment {
+            service: Arc::clone(&built[planned.service].service),
+            port_index: planned.port_index,
+        };
+        match planned.listeners {
+            Listeners::Open(index) => {
+                if let Some(mut kept) = open[index].take() {
+                    kept.assign(planned.address, &to);
+                    self.open.push(kept);
+                }
+            }
+            Listeners::New(bound) => {
+                for bound in &bound {
+                    let (name, address) = (&to.service.name, bound.describe());
+                    announce(Level::INFO, &format_args!("{name} listening on {address}"));
+                }
+                let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
+                self.open.push(opened);
+            }
+        }
     }
 
     fn limit_sessions(&self, settings: &Settings, sockets: usize) {
@@ -387,14 +494,11 @@ impl Instance {
 
     /// Returns the services that run now, with the addresses of their listeners.
     pub(super) fn served(&self) -> Vec<Served> {
-        let mut listen: HashMap<_, Vec<String>> = HashMap::new();
-        for open in &self.open {
-            listen.entry(open.service()).or_default().extend(open.describe());
-        }
-        let built = self.running.iter().flat_map(|running| &running.built);
-        let served = built.map(|built| Served {
+        let running = self.running.iter();
+        let all = running.flat_map(|running| running.built.iter().zip(&running.open));
+        let served = all.map(|(built, open)| Served {
             service: Arc::clone(&built.service),
-            listen: listen.remove(built.service.name).unwrap_or_default(),
+            listen: self.open[open.clone()].iter().flat_map(OpenAddress::describe).collect(),
         });
         served.collect()
     }
@@ -403,7 +507,8 @@ impl Instance {
     /// closed, so that another program can use their addresses. Sessions may finish.
     pub(super) fn drain(&self, name: &str, by: &By) -> impl Future<Output = ()> + Send + use<> {
         let built = self.running.iter().flat_map(|running| &running.built);
-        for built in built.filter(|built| built.service.name == name) {
+        self.drains.fetch_add(1, Ordering::Relaxed);
+        for built in built.filter(|built| *built.service.name == *name) {
             if built.service.accepting.stop() {
                 tracing::info!(
                     service = name,
@@ -426,9 +531,9 @@ impl Instance {
     }
 
     /// Returns the names of the users of each service that has users, as records show them.
-    pub(super) fn users(&self) -> HashMap<&'static str, HashSet<Box<str>>> {
+    pub(super) fn users(&self) -> HashMap<Arc<str>, HashSet<Box<str>>> {
         let services = self.settings().into_iter().flat_map(|settings| &settings.services);
-        let users = services.filter_map(|service| Some((service.name, service.users.as_ref()?.names())));
+        let users = services.filter_map(|service| Some((Arc::clone(&service.name), service.users.as_ref()?.names())));
         users.collect()
     }
 
@@ -456,4 +561,23 @@ impl Instance {
     pub(super) async fn close(mut self) {
         while self.accepting.join_next().await.is_some() {}
     }
+}
+
+/// Returns the index of each service, from those that the services had before.
+fn renumbered(
+    mut indices: HashMap<Arc<str>, usize>,
+    before: &[Option<usize>],
+    settings: &Settings,
+) -> HashMap<Arc<str>, usize> {
+    let mut places = vec![None; indices.len()];
+    for (index, before) in before.iter().enumerate() {
+        if let Some(before) = before {
+            places[*before] = Some(index);
+        }
+    }
+    indices.retain(|_, index| places[*index].map(|place| *index = place).is_some());
+    let names = settings.services.iter().map(|service| Arc::clone(&service.name));
+    let new = names.zip(0..).zip(before).filter(|(_, before)| before.is_none());
+    indices.extend(new.map(|(new, _)| new));
+    indices
 }

@@ -84,7 +84,7 @@ impl Orders<'_> {
                 return self.stop();
             };
             match command.order {
-                Order::Drain(name) => drain(instance, name, command),
+                Order::Drain(ref name) => drain(instance, Arc::clone(name), command),
                 Order::Change(ref change) => match self.change(instance, change, &command.by).await {
                     Some(changed) => command.answer(changed),
                     None => return self.stop(),
@@ -190,7 +190,7 @@ impl Orders<'_> {
                 done = &mut work => return Some(done),
                 () = too_late(&self.waiting) => self.refuse_first(what),
                 Some(command) = self.commands.recv() => match command.order {
-                    Order::Drain(name) => drain(instance, name, command),
+                    Order::Drain(ref name) => drain(instance, Arc::clone(name), command),
                     Order::Reload { .. } | Order::Change(_) | Order::Upgrade => self.wait(command, what),
                 },
             }
@@ -225,7 +225,7 @@ impl Orders<'_> {
                 if let Some(handover) = handover {
                     handover.dismiss().await;
                 }
-                let drained = drains.first().map_or("a service", |(name, _)| *name);
+                let drained = drains.first().map_or("a service", |(name, _)| &**name);
                 format!("{drained} was drained meanwhile, and the new process would accept its clients: try again")
             }
             (Upgraded::Failed(why), None) => why,
@@ -264,7 +264,8 @@ impl Orders<'_> {
                 upgraded = &mut upgrading => return upgraded,
                 () = too_late(&self.waiting) => self.refuse_first("an upgrade"),
                 Some(command) = self.commands.recv() => match command.order {
-                    Order::Drain(name) => {
+                    Order::Drain(ref name) => {
+                        let name = Arc::clone(name);
                         if give_up.undoes_all() {
                             give_up.request();
                         }
@@ -318,7 +319,7 @@ struct Meanwhile {
     /// When the program was asked to stop.
     stopped: Option<Instant>,
     /// The services to drain.
-    drains: Vec<(&'static str, Command)>,
+    drains: Vec<(Arc<str>, Command)>,
 }
 
 fn busy(runs: &str) -> NotDone {
@@ -354,8 +355,8 @@ fn warnings(instance: &Instance) -> String {
 }
 
 /// Closes the listeners of a service at once, and answers when they are closed.
-fn drain(instance: &Instance, name: &'static str, command: Command) {
-    let closed = instance.drain(name, &command.by);
+fn drain(instance: &Instance, name: Arc<str>, command: Command) {
+    let closed = instance.drain(&name, &command.by);
     tokio::spawn(async move {
         closed.await;
         command.answer(Ok(format!("{name} accepts no new clients")));
@@ -450,7 +451,7 @@ mod tests {
         let plan = instance.plan(settings.unwrap()).await.unwrap();
         let (end, ends) = tokio::sync::oneshot::channel();
         let operator = async {
-            let drained = control.order(Order::Drain("forward"), By::default()).await;
+            let drained = control.order(Order::Drain("forward".into()), By::default()).await;
             assert_eq!(drained, Ok("forward accepts no new clients".to_owned().into()));
             assert_eq!(before.elapsed(), Duration::ZERO);
             let reload = control

@@ -33,7 +33,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Session {
     /// Identifies the session for the life of this process. Later sessions have higher numbers.
     pub(crate) id: u64,
-    pub(crate) service: &'static str,
+    pub(crate) service: Arc<str>,
     pub(crate) started: Instant,
     facts: Mutex<Facts>,
     /// Whether the state of the hand-over is [`HandoverState::Requested`], without a lock.
@@ -110,7 +110,7 @@ struct Activity {
 }
 
 impl Session {
-    pub(crate) fn new(id: u64, service: &'static str, started: Instant, facts: Facts) -> Self {
+    pub(crate) fn new(id: u64, service: Arc<str>, started: Instant, facts: Facts) -> Self {
         Self {
             id,
             service,
@@ -343,7 +343,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_is_idle_since_its_bytes_last_changed() {
         let (sessions, second) = (Sessions::default(), Duration::from_secs(1));
-        let (session, _) = sessions.add("forward", None);
+        let (session, _) = sessions.add("forward".into(), None);
         assert_eq!(session.facts().idle(Instant::now()), None);
         session.observe(Instant::now());
         tokio::time::advance(second).await;
@@ -359,7 +359,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_that_is_closed_before_its_task_is_known_is_cut() {
         let sessions = Sessions::default();
-        let (session, _) = sessions.add("forward", None);
+        let (session, _) = sessions.add("forward".into(), None);
         assert!(session.close() && !session.close());
         let task = tokio::spawn(std::future::pending::<()>());
         session.set_task(task.abort_handle());

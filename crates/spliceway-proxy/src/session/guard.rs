@@ -48,7 +48,7 @@ impl Guard {
     /// Begins a session.
     pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: SessionPermit) -> Self {
         service.traffic.session_began();
-        let open = service.process.sessions.add(service.name, client);
+        let open = service.process.sessions.add(Arc::clone(&service.name), client);
         Self::hold(service, open, None, permit)
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// Adds a session. Returns it, and its key for [`Self::remove`].
-    pub(crate) fn add(&self, service: &'static str, client: Option<SocketAddr>) -> (Arc<Session>, usize) {
+    pub(crate) fn add(&self, service: Arc<str>, client: Option<SocketAddr>) -> (Arc<Session>, usize) {
         let id = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut facts = Facts::default();
         facts.client = client;
@@ -137,11 +137,11 @@ impl Sessions {
     }
 
     /// Closes the sessions whose service has users, but not theirs. Returns their number.
-    pub(crate) async fn close_unknown(&self, users: &HashMap<&'static str, HashSet<Box<str>>>) -> usize {
+    pub(crate) async fn close_unknown(&self, users: &HashMap<Arc<str>, HashSet<Box<str>>>) -> usize {
         let mut closed = 0;
         let visit = |session: &Arc<Session>| {
             let user = session.facts().user.clone();
-            let known = users.get(session.service);
+            let known = users.get(&session.service);
             let is_unknown = matches!((user, known), (Some(user), Some(known)) if !known.contains(&user));
             closed += usize::from(is_unknown && session.close());
         };
@@ -187,7 +187,7 @@ mod tests {
     #[tokio::test]
     async fn slices_return_each_open_session_once() {
         let sessions = Sessions::default();
-        let keys: Vec<usize> = (0..3 * SLICE).map(|_| sessions.add("forward", None).1).collect();
+        let keys: Vec<usize> = (0..3 * SLICE).map(|_| sessions.add("forward".into(), None).1).collect();
         assert_eq!(all(&sessions), (1..=3 * SLICE as u64).collect::<Vec<_>>());
         let (count, oldest) = sessions.survey().await;
         assert_eq!(count, 3 * SLICE as u64);

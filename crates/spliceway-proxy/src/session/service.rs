@@ -24,7 +24,7 @@ use crate::tls::server::Terminator;
 pub(crate) struct Service {
     pub(crate) process: Arc<Process>,
     /// The value of `service` in metrics and records.
-    pub(crate) name: &'static str,
+    pub(crate) name: Arc<str>,
     pub(crate) kind: Kind,
     /// The settings for the sessions of every service.
     pub(crate) settings: SessionSettings,

@@ -37,7 +37,7 @@ pub(super) fn check(services: &[Arc<ServiceSettings>], distinct: &Distinct, faul
         let is_http = service.dial.upstreams.first().is_some_and(UpstreamProxy::speaks_http);
         let to_http = |hop: &&Hop| services[hop.to].kind.protocols().contains(&Spoken::Http);
         if let Some(Hop { to, key, at }) = hops.iter().find(to_http).filter(|_| is_http) {
-            let name = services[*to].name;
+            let name = &services[*to].name;
             let problem = format!(
                 "leads to `{name}`, which refuses HTTP requests that have passed this program: \
                  expected socks5://, or a proxy elsewhere"
@@ -87,7 +87,7 @@ fn find_loop(start: usize, services: &[Arc<ServiceSettings>], hops: &[Vec<Hop>],
         if states[hop.to] == State::Open {
             let begin = path.iter().position(|(one, _)| *one == hop.to)?;
             let indices = path[begin..].iter().map(|(one, _)| *one).chain([hop.to]);
-            let names: Vec<_> = indices.map(|one| services[one].name).collect();
+            let names: Vec<_> = indices.map(|one| &*services[one].name).collect();
             // Further loops through these services are found when this one is no more.
             path.iter().for_each(|(one, _)| states[*one] = State::Done);
             return Some((hop.key, hop.at, names.join(", ")));

@@ -5,8 +5,9 @@
 //!                                           └─ a file to replace just before the commit
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -111,13 +112,13 @@ pub(crate) enum Place {
 impl Settings {
     /// Returns the service with this name, as the operator sees it.
     pub(crate) fn shown(&self, name: &str) -> Option<Shown> {
-        let service = self.services.iter().find(|service| service.name == name)?;
+        let service = self.services.iter().find(|service| *service.name == *name)?;
         Some(self.show(service))
     }
 
     /// Returns one of the services as the operator sees it.
     pub(crate) fn show(&self, service: &ServiceSettings) -> Shown {
-        if let Some(given) = self.origin.given().get(service.name) {
+        if let Some(given) = self.origin.given().get(&service.name) {
             return Shown {
                 table: Json::Object(given.table.clone()),
                 place: given.file.clone().map_or(Place::Memory, Place::OwnFile),
@@ -153,7 +154,7 @@ impl Settings {
 /// Returns the table of a service with the defaults for all services.
 fn effective(service: &ServiceSettings) -> Json {
     let mut table = serde_json::to_value(&service.config).unwrap_or_default();
-    table["name"] = service.name.into();
+    table["name"] = (&*service.name).into();
     table
 }
 
@@ -177,9 +178,10 @@ impl Change {
     /// Returns why the change is refused.
     pub(crate) fn apply(&self, settings: &Settings) -> Result<Changed, Refused> {
         let mut given = settings.origin.given().clone();
-        let services = settings.services.iter().map(|service| (service.name, service));
-        let services: HashMap<_, _> = services.collect();
-        let (mut changed, mut version_after, mut is_new, mut file) = (HashSet::new(), None, false, None);
+        let known = |service: &&Arc<ServiceSettings>| self.edits.contains_key(&*service.name);
+        let services = settings.services.iter().filter(known);
+        let services: HashMap<_, _> = services.map(|service| (&*service.name, service)).collect();
+        let (mut changed, mut version_after, mut is_new, mut file) = (BTreeSet::new(), None, false, None);
         for (name, edit) in &self.edits {
             let shown = services.get(name.as_str()).map(|service| settings.show(service));
             self.condition.check(name, shown.as_ref())?;
@@ -246,8 +248,9 @@ fn check_place(name: &str, place: Option<&Place>) -> Result<(), Refused> {
 
 /// Returns the path for the file of a service that has none.
 fn new_file(name: &str, origin: &Origin) -> Result<PathBuf, Refused> {
-    let folder = origin.files().map(config::Sources::path).filter(|path| path.is_dir());
-    let Some(folder) = folder else {
+    // The folder may have been removed since.
+    let is_folder = |files: &&config::Sources| files.folder() == Some(files.path()) || files.path().is_dir();
+    let Some(folder) = origin.files().filter(is_folder).map(config::Sources::path) else {
         let why = "the configuration is no folder, so the service has no file: \
                    start the program with `run -c FOLDER`, or do not ask for persistence";
         return Err(Refused::Foreign(why.to_owned()));

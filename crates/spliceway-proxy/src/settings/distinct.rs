@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
+use std::sync::Arc;
 
 use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
 
@@ -19,7 +20,7 @@ use crate::settings::config::{self, Value, Word};
 #[derive(Default)]
 pub(super) struct Distinct {
     /// The location of each name.
-    names: HashMap<&'static str, Option<usize>>,
+    names: HashMap<Arc<str>, Option<usize>>,
     /// The ranges of ports on each host, by their first port. They do not overlap. TCP and UDP have
     /// ports of their own.
     ranges: HashMap<(Transport, Host), BTreeMap<u16, Taken>>,
@@ -77,10 +78,10 @@ impl Distinct {
     /// Adds the service of this index, and a fault if its name or an address is taken.
     pub(super) fn add(&mut self, index: usize, service: &ServiceSettings, origin: &Origin, faults: &mut Faults) {
         let at = location(&service.config);
-        match self.names.entry(service.name) {
+        match self.names.entry(Arc::clone(&service.name)) {
             Entry::Vacant(entry) => drop(entry.insert(at)),
             Entry::Occupied(entry) => {
-                let (there, name) = (origin.location(*entry.get()), service.name);
+                let (there, name) = (origin.location(*entry.get()), &service.name);
                 let problem =
                     format!("the service at {there} has the name `{name}` too: give each service its own name");
                 faults.add(Fault::new(at, "name", problem));

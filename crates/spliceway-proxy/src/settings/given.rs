@@ -32,7 +32,7 @@ pub(crate) type Table = Map<String, Json>;
 /// Services by their names. Clones share the tables.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Given {
-    services: BTreeMap<Box<str>, Arc<GivenService>>,
+    services: BTreeMap<Arc<str>, Arc<GivenService>>,
     bytes: usize,
 }
 
@@ -70,7 +70,10 @@ impl Given {
     /// none.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         let transient = self.transient();
-        let tables = transient.services.iter().map(|(name, service)| (name, &service.table));
+        let tables = transient
+            .services
+            .iter()
+            .map(|(name, service)| (&**name, &service.table));
         let tables: BTreeMap<_, _> = tables.collect();
         // Text and numbers can always be encoded.
         (!tables.is_empty()).then(|| serde_json::to_vec(&tables).unwrap_or_default())

@@ -26,7 +26,7 @@ use crate::tls::server::Terminator;
 #[derive(Debug)]
 pub(crate) struct ServiceSettings {
     /// The value of `service` in metrics and records.
-    pub(crate) name: &'static str,
+    pub(crate) name: Arc<str>,
     pub(crate) kind: Kind,
     pub(crate) listen: Vec<ListenRange>,
     pub(crate) transport: Transport,

@@ -1,12 +1,10 @@
 //! Turns a configuration into settings: checks it whole, and fills in the defaults.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use super::acme;
 use super::admin::{remote_admin, status_page};
@@ -79,8 +77,9 @@ impl Settings {
     ///
     /// # Errors
     /// Returns all faults, each with the service and the key.
-    pub(super) fn with(&self, given: Given, changed: &HashSet<&str>) -> Result<Self, String> {
-        let kept = self.services.iter().filter(|service| !changed.contains(service.name));
+    pub(super) fn with(&self, given: Given, changed: &BTreeSet<&str>) -> Result<Self, String> {
+        let is_changed = |service: &&Arc<ServiceSettings>| changed.contains(&*service.name);
+        let kept = self.services.iter().filter(|service| !is_changed(service));
         let kept: Vec<_> = kept.cloned().collect();
         let (mut config, mut faults) = (self.written.clone(), Faults::default());
         config.service = given.tables(changed.iter().copied(), &mut faults);
@@ -88,10 +87,17 @@ impl Settings {
         let mut settings = settle_with(&config, Some(&kept), &origin, faults, Depth::Settings)?;
         settings.remote_admin.clone_from(&self.remote_admin);
         // A service stays in its place.
-        let places: HashMap<_, _> = self.services.iter().map(|service| service.name).zip(0..).collect();
-        settings
-            .services
-            .sort_by_key(|service| places.get(service.name).copied().unwrap_or(usize::MAX));
+        let new = settings.services.split_off(kept.len());
+        let mut new: BTreeMap<_, _> = new.into_iter().map(|new| (Arc::clone(&new.name), new)).collect();
+        let mut kept = std::mem::take(&mut settings.services).into_iter();
+        let services = self.services.iter().filter_map(|before| {
+            if is_changed(&before) {
+                return new.remove(&before.name);
+            }
+            kept.next()
+        });
+        settings.services = services.collect();
+        settings.services.extend(new.into_values());
         Ok(settings)
     }
 }
@@ -106,7 +112,7 @@ impl Settings {
             return Ok(self);
         }
         let names: Vec<_> = given.names().map(str::to_owned).collect();
-        let known = |service: &Arc<ServiceSettings>| given.get(service.name).is_some();
+        let known = |service: &Arc<ServiceSettings>| given.get(&service.name).is_some();
         if let Some(service) = self.services.iter().find(|service| known(service)) {
             let why = "was also given at run time: remove one of them";
             return Err(format!("{} {why}", service.name));
@@ -399,9 +405,9 @@ fn settle_service(
     let originator = target_tls::originator(&service, &servers, origin, &mut faults.warnings);
     let settled = ServiceSettings {
         name: match (&service.name, transport) {
-            (Some(name), _) => interned(&name.parsed()),
-            (None, Transport::Datagrams) => "udp",
-            (None, Transport::Streams) => kind.name(),
+            (Some(name), _) => name.parsed().into(),
+            (None, Transport::Datagrams) => "udp".into(),
+            (None, Transport::Streams) => kind.name().into(),
         },
         listen: service.listen.as_ref().map(List::parsed).unwrap_or_default(),
         transport,
@@ -538,18 +544,4 @@ pub(super) fn dial(service: &config::Service, timeout: Duration, faults: &mut Fa
         upstreams,
         timeout,
     }
-}
-
-/// Returns the name as a label of metrics. A name is never forgotten, because counters never go
-/// back. So the memory for names grows only with new names.
-fn interned(name: &str) -> &'static str {
-    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut names = NAMES.lock();
-    let names = names.get_or_insert_default();
-    if let Some(known) = names.get(name) {
-        return known;
-    }
-    let name: &'static str = Box::leak(name.into());
-    names.insert(name);
-    name
 }

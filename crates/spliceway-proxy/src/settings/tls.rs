@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use super::acme;
-use super::config::{Acme, ClientVerifyArg, File, List, Service, TlsMinArg, UnknownNameArg, Value, all};
+use super::config::{
+    Acme, ClientVerifyArg, File, KindArg, List, Service, TlsMinArg, UnknownNameArg, Value, all, parsed,
+};
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use crate::tls::IS_SUPPORTED;
@@ -26,11 +28,7 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults
     let terminator = match Terminator::new(settings) {
         Ok(terminator) => terminator,
         Err(first) => {
-            let mut bad = bad_files(&all);
-            if bad.is_empty() {
-                bad.push(first);
-            }
-            for bad in bad {
+            for bad in bad_files(&all, first) {
                 let (key, at) = place_of(&bad, service, origin).unwrap_or((key, at));
                 faults.add(Fault::new(at, key, bad.to_string()));
             }
@@ -41,6 +39,13 @@ pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults
     let doubts = terminator.doubts().into_iter();
     warnings.extend(doubts.map(|(_, doubt)| Fault::new(at, key, doubt)));
     warnings.extend(unnamed_routes(service, &terminator));
+    let has_rules = |clients: &&ClientCertSettings| !clients.is_required && !clients.rules.is_empty();
+    if terminator.clients().filter(has_rules).is_some() {
+        let why = "does not apply to clients without a certificate, which are served, because tls_client_verify is \
+                   \"optional\": write \"required\" to refuse them";
+        let at = service.tls_client_allow.as_ref().and_then(List::at);
+        warnings.push(Fault::new(at, "tls_client_allow", why));
+    }
     for (file, doubt) in terminator.doubts_about_clients() {
         let is_of_crl = terminator.clients().is_some_and(|clients| clients.crls.contains(&file));
         let (key, list) = if is_of_crl {
@@ -108,6 +113,7 @@ pub(super) fn settings(
         let why = "is not for udp: remove it, because datagrams have no TLS";
         return Err(Fault::new(at, key, why));
     }
+    check_protocols(service)?;
     let path = |file: &Value<File>| path_of(file, origin);
     has_tls(key, at)?;
     let names = service.acme.as_ref();
@@ -126,6 +132,20 @@ pub(super) fn settings(
         clients: clients(service, path)?,
     };
     Ok(Some((settings, (key, at))))
+}
+
+/// Checks that a proxy agrees only on protocols that it speaks. Targets of other services may speak
+/// any protocol.
+fn check_protocols(service: &Service) -> Result<(), Fault> {
+    let is_proxy = |kind| matches!(kind, KindArg::Http | KindArg::Mixed | KindArg::Socks5);
+    let mut protocols = service.tls_alpn.iter().flat_map(|list| list.iter());
+    match protocols.find(|protocol| *protocol.parsed() == *"h2") {
+        Some(h2) if parsed(&service.kind).is_some_and(is_proxy) => {
+            let why = "has h2, and a proxy speaks no HTTP/2: remove it, or write http/1.1";
+            Err(Fault::new(h2.at(), "tls_alpn", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a service with routes has certificates if one of them terminates TLS, and only then.

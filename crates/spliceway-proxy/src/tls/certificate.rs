@@ -67,6 +67,8 @@ pub(crate) struct BadFile {
 #[derive(Debug)]
 pub(super) enum Why {
     Read(Unreadable),
+    /// ACME has issued the certificate, and its file is gone.
+    Removed,
     /// The folder has too many certificates.
     TooMany,
     /// The folder has no certificate for this key.
@@ -331,6 +333,10 @@ impl Display for BadFile {
                 "cannot read {file}: {error}: expected a file, because only --tls-dir takes a folder"
             ),
             Why::Read(error) => write!(f, "cannot read {file}: {error}"),
+            Why::Removed => write!(
+                f,
+                "{file} was removed: put it back, or wait until ACME has issued another certificate"
+            ),
             Why::TooMany | Why::KeyAlone | Why::Empty => self.fmt_folder(f),
             Why::ReadByOthers => write!(
                 f,

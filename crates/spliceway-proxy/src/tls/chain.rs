@@ -92,6 +92,7 @@ pub(super) enum What {
     /// The answer of an OCSP responder in this file is not sent.
     NotStapled(NotStapled),
     CrlEnded(SystemTime),
+    CrlNotYet(SystemTime),
     CrlEndsSoon(SystemTime),
     /// The CA with this name has another key than the one that has signed the CRL.
     CrlOfOtherKey(String),
@@ -212,6 +213,8 @@ pub(super) fn doubt_about_crl(valid: Validity, now: SystemTime) -> Option<What> 
     let to = valid.to;
     if to <= now {
         Some(What::CrlEnded(to))
+    } else if valid.from > now {
+        Some(What::CrlNotYet(valid.from))
     } else {
         (to <= now + valid.last_part_below(CRL_SOON)).then_some(What::CrlEndsSoon(to))
     }
@@ -323,6 +326,7 @@ impl Display for Doubt {
                 "the CRL has expired at {}, and all clients of its CA are refused: get the new one of the CA",
                 date(time)
             ),
+            What::CrlNotYet(time) => f.write_str(&early_crl(*time)),
             What::CrlEndsSoon(time) => write!(
                 f,
                 "the CRL expires at {}, and all clients of its CA are refused from then on: get the new one of the CA",
@@ -345,6 +349,13 @@ impl Display for Doubt {
             ),
         }
     }
+}
+
+fn early_crl(time: SystemTime) -> String {
+    format!(
+        "the CRL is for a time from {} on, and does not count before: check the clock of this machine and that of the CA",
+        clock::rfc3339_seconds(time)
+    )
 }
 
 #[cfg(test)]
@@ -499,6 +510,8 @@ mod tests {
                 to: at(life),
             };
             let to = valid.to;
+            let before = valid.from - Duration::from_secs(1);
+            assert_eq!(doubt_about_crl(valid, before), Some(What::CrlNotYet(valid.from)));
             assert_eq!(doubt_about_crl(valid, at(life - soon - 1)), None);
             assert_eq!(doubt_about_crl(valid, at(life - soon)), Some(What::CrlEndsSoon(to)));
             assert_eq!(doubt_about_crl(valid, to), Some(What::CrlEnded(to)));

@@ -165,12 +165,12 @@ impl Originator {
     }
 
     /// Reads changed files. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        watch(service, move || drop(self.look(service))).await;
+    pub(crate) async fn watch(self: Arc<Self>, service: Arc<str>) {
+        watch(Arc::clone(&service), move || drop(self.look(&service))).await;
     }
 
     /// Reads the files again if they have changed since the last look, and says what follows.
-    fn look(&self, service: &'static str) -> Option<Result<(), Unusable>> {
+    fn look(&self, service: &str) -> Option<Result<(), Unusable>> {
         let read = || {
             let new = read(&self.settings, &self.provider)?;
             *self.in_force.write() = new;

@@ -131,12 +131,12 @@ impl ClientFiles {
             }
         }
         let (cas, contents): (Vec<_>, Vec<_>) = cas.into_iter().unzip();
-        let crls = newest(all, &cas, provider);
+        let now = SystemTime::now();
+        let crls = newest(all, &cas, provider, now);
         let of_crls = crls
             .iter()
             .map(|crl| Fingerprint::of(&CertificateDer::from(&*crl.list)));
         let contents = contents.into_iter().chain(of_crls).collect();
-        let now = SystemTime::now();
         let mut doubts: Vec<_> = cas
             .iter()
             .filter_map(|ca| doubt_about_ca(&ca.file, &ca.link, now))

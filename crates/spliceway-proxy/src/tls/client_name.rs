@@ -98,23 +98,26 @@ impl ClientCert {
 }
 
 /// Returns whether a client can be known by this name.
-fn is_usable(name: &str) -> bool {
+pub(super) fn is_usable(name: &str) -> bool {
     name.len() <= NAME_MAX_BYTES && is_plain(name)
 }
 
 /// Returns whether a name means the same in every log and table. It must also not look like the
 /// fingerprint of another certificate.
-fn is_plain(name: &str) -> bool {
-    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\'' | b'\\');
+pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty()
-        && name.as_bytes().iter().all(is_plain)
+        && name.chars().all(is_plain_char)
         && !name.starts_with(' ')
         && !name.ends_with(' ')
         && !name.starts_with(Fingerprint::PREFIX)
 }
 
+pub(super) fn is_plain_char(char: char) -> bool {
+    matches!(char, ' '..='~') && !matches!(char, '"' | '\'' | '\\')
+}
+
 /// Returns whether this is the name of one host, which no wildcard is.
-fn is_host(name: &str) -> bool {
+pub(super) fn is_host(name: &str) -> bool {
     let is_part = |part: &str| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         !part.is_empty() && part.bytes().all(is_plain)
@@ -122,7 +125,7 @@ fn is_host(name: &str) -> bool {
     is_usable(name) && name.split('.').all(is_part)
 }
 
-fn is_address(name: &str) -> bool {
+pub(super) fn is_address(name: &str) -> bool {
     let parts = name.split_once('@');
     is_usable(name) && parts.is_some_and(|(user, host)| !user.is_empty() && !host.is_empty() && !host.contains('@'))
 }

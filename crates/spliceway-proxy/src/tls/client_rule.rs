@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use super::client_name::{Fingerprint, Name, Names};
+use super::client_name::{Fingerprint, Name, Names, is_address as is_email, is_host, is_plain_char, is_usable};
 
 /// Permits certificates with a name, or one certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +62,8 @@ fn is_address(address: &str, rule: &str) -> bool {
 }
 
 const KINDS: &str = "expected DNS:, EMAIL:, URI:, CN: or SHA256:";
+const PLAIN: &str = "expected at most 255 characters of printable ASCII without quotes, because other names in \
+                     certificates are ignored: permit such a certificate by its fingerprint, as SHA256:…";
 
 impl FromStr for ClientRule {
     type Err = BadRule;
@@ -79,6 +81,9 @@ impl FromStr for ClientRule {
                 let (wrong, expected) = wrong_in_host(value);
                 at(wrong, expected)?;
                 let name = value.strip_prefix('*').unwrap_or(value);
+                // The dot of the root, which certificates never have.
+                let name = name.strip_suffix('.').unwrap_or(name);
+                at((!is_host(name.trim_start_matches('.'))).then_some(0), expected)?;
                 Ok(Self::Dns(name.to_ascii_lowercase().into()))
             }
             "EMAIL" => {
@@ -90,6 +95,10 @@ impl FromStr for ClientRule {
                     expected,
                 )?;
                 at(host.is_empty().then_some(value.len()), expected)?;
+                at(host.find('*').map(|index| host_at + 1 + index), expected)?;
+                at(user.find('*').filter(|_| user != "*"), expected)?;
+                at(value.find(|char| !is_plain_char(char)), PLAIN)?;
+                at((!is_email(value)).then_some(0), PLAIN)?;
                 let value = if user == "*" { &value[1..] } else { value };
                 Ok(Self::Email(value.into()))
             }
@@ -97,6 +106,7 @@ impl FromStr for ClientRule {
                 let expected = "expected a URI such as spiffe://example.com/name or spiffe://example.com/*";
                 at((!value.contains("://")).then_some(0), expected)?;
                 at(value.find(|char: char| !char.is_ascii_graphic()), expected)?;
+                at(value.find(|char| !is_plain_char(char)), PLAIN)?;
                 let prefix = value.strip_suffix('*').unwrap_or(value);
                 at(prefix.find('*'), expected)?;
                 at(
@@ -116,6 +126,8 @@ impl FromStr for ClientRule {
                     value.find('*'),
                     "expected a whole name: a rule for many names is DNS:*.example.com",
                 )?;
+                at(value.find(|char| !is_plain_char(char)), PLAIN)?;
+                at((!is_usable(value)).then_some(0), PLAIN)?;
                 Ok(Self::CommonName(value.into()))
             }
             "SHA256" => fingerprint(value).map(Self::Certificate).map_err(|index| {
@@ -133,7 +145,7 @@ impl FromStr for ClientRule {
 fn wrong_in_host(value: &str) -> (Option<usize>, &'static str) {
     let (skipped, name) = value.strip_prefix("*.").map_or((0, value), |name| (2, name));
     let is_part = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_' | '.');
-    if name.parse::<Ipv4Addr>().is_ok() {
+    if name.strip_suffix('.').unwrap_or(name).parse::<Ipv4Addr>().is_ok() {
         return (Some(0), "expected a name: there are no rules for addresses");
     }
     let wrong = match name.find(|char| !is_part(char)) {
@@ -200,6 +212,8 @@ mod tests {
             ("DNS:A.B.test", true),
             ("DNS:*.b.test", true),
             ("DNS:*.test", true),
+            ("DNS:a.b.test.", true),
+            ("DNS:*.b.test.", true),
             ("DNS:*.a.b.test", false),
             ("DNS:b.test", false),
             ("DNS:*.xb.test", false),
@@ -241,6 +255,20 @@ mod tests {
             ("EMAIL:ann", 7, "name@example.com"),
             ("EMAIL:@x.test", 7, "name@example.com"),
             ("EMAIL:ann@", 11, "name@example.com"),
+            ("EMAIL:*@*", 9, "*@example.com"),
+            ("EMAIL:*@*.test", 9, "*@example.com"),
+            ("EMAIL:ann*@x.test", 10, "*@example.com"),
+            ("EMAIL:ann@b@x.test", 7, "printable ASCII"),
+            ("EMAIL:jörg@x.test", 8, "printable ASCII"),
+            ("URI:a://b/'", 11, "SHA256:"),
+            ("CN:Jörg", 5, "SHA256:"),
+            ("CN:Ann ", 4, "printable ASCII"),
+            (&format!("CN:{}", "a".repeat(256)), 4, "at most 255"),
+            ("DNS:a.test..", 12, "host.example.com"),
+            ("DNS:.", 5, "host.example.com"),
+            ("DNS:*..", 7, "host.example.com"),
+            ("DNS:10.0.0.1.", 5, "no rules for addresses"),
+            (&format!("DNS:{}", "a".repeat(256)), 5, "host.example.com"),
             ("URI:x.test", 5, "spiffe://"),
             ("URI:a://b/*/c", 11, "spiffe://"),
             ("URI:a://b*", 10, "spiffe://"),

@@ -2,7 +2,7 @@
 //!
 //! A list is about a certificate if the issuer has its name and has signed it: several CAs may have
 //! one name. A certificate is revoked if any such list has its number. Otherwise, it needs one that
-//! covers it and has not expired.
+//! covers it and has not expired. A list for a later time does not count before.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -43,6 +43,8 @@ pub(super) struct Crl {
     pub(super) list: CertificateRevocationListDer<'static>,
     /// From its time to that of the next one, when it expires.
     pub(super) valid: Validity,
+    /// When a newer list takes its place.
+    replaced: Option<SystemTime>,
     /// The numbers of the certificates that are revoked, in order.
     pub(super) revoked: Vec<Box<[u8]>>,
     /// The key that has signed the list, as soon as a CA with the name of the issuer has had it.
@@ -91,16 +93,24 @@ pub(super) fn read_crls(path: &Path) -> Result<Vec<Crl>, BadFile> {
     lists.into_iter().map(crl).collect()
 }
 
-/// Returns the newest list of each CA and distribution point, in the order of their issuers.
-pub(super) fn newest(all: Vec<Crl>, cas: &[Ca], provider: &CryptoProvider) -> Vec<Crl> {
+/// Returns the newest list of each CA and distribution point, in the order of their issuers. The
+/// newest one of those for a later time replaces it only then.
+pub(super) fn newest(all: Vec<Crl>, cas: &[Ca], provider: &CryptoProvider, now: SystemTime) -> Vec<Crl> {
     let mut newest = Vec::<Crl>::new();
     for crl in all {
         cas.iter().any(|ca| crl.is_of(ca, provider));
-        match newest.iter_mut().find(|known| known.is_like(&crl)) {
+        let is_early = crl.valid.from > now;
+        let mut all_known = newest.iter_mut().filter(|known| known.is_like(&crl));
+        match all_known.find(|known| (known.valid.from > now) == is_early) {
             Some(known) if known.age < crl.age => *known = crl,
             Some(_) => {}
             None => newest.push(crl),
         }
+    }
+    for at in 0..newest.len() {
+        let one = &newest[at];
+        let is_next = |other: &&Crl| one.valid.from <= now && now < other.valid.from && one.is_like(other);
+        newest[at].replaced = newest.iter().find(is_next).map(|next| next.valid.from);
     }
     newest.sort_by(|one, other| one.scope.issuer_der.cmp(&other.scope.issuer_der));
     newest
@@ -154,7 +164,7 @@ fn check_one(
     let of_issuer = crls[first..].iter();
     let of_issuer = of_issuer.take_while(|crl| *crl.scope.issuer_der == *certificate.issuer());
     let mut status = Err(Error::UnknownRevocationStatus);
-    for crl in of_issuer.filter(|crl| crl.is_signed_by(key, provider)) {
+    for crl in of_issuer.filter(|crl| crl.counts(now) && crl.is_signed_by(key, provider)) {
         if crl
             .revoked
             .binary_search_by(|serial| (**serial).cmp(certificate.serial()))
@@ -175,7 +185,8 @@ pub(super) fn doubts(crls: &[Crl], cas: &[Ca], provider: &CryptoProvider, now: S
     if crls.is_empty() {
         return Vec::new();
     }
-    let has_list = |ca: &Ca| crls.iter().any(|crl| crl.is_of(ca, provider));
+    let is_early = |crl: &Crl| crl.valid.from > now;
+    let has_list = |ca: &Ca| crls.iter().any(|crl| !is_early(crl) && crl.is_of(ca, provider));
     let all_have_lists = cas.iter().all(has_list);
     // A list whose signer is no CA of the files.
     let is_foreign = |crl: &Crl| crl.signer.get().is_none();
@@ -278,6 +289,12 @@ impl Crl {
             })
     }
 
+    /// Returns whether the time of the list has come, and that of the next one has not.
+    fn counts(&self, now: UnixTime) -> bool {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs());
+        self.valid.from <= now && self.replaced.is_none_or(|next| now < next)
+    }
+
     fn check_time(&self, now: UnixTime) -> Result<(), Error> {
         let to = self.valid.to.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let next_update = UnixTime::since_unix_epoch(to);
@@ -313,6 +330,7 @@ impl Crl {
                 from: SystemTime::UNIX_EPOCH + parsed.this_update.to_unix_duration(),
                 to: SystemTime::UNIX_EPOCH + next_update.to_unix_duration(),
             },
+            replaced: None,
             revoked,
             signer: OnceLock::new(),
             scope: Scope {
@@ -341,4 +359,45 @@ fn distribution_points(certificate: &Cert<'_>) -> Option<Vec<DistributionPoint>>
     let parsed = Certificate::from_der(&certificate.der()).ok()?;
     let points = parsed.tbs_certificate().get_extension::<CrlDistributionPoints>();
     Some(points.ok()??.1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::certificate::tests::Folder;
+    use crate::tls::crypto::provider;
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
+        date_time_ymd,
+    };
+
+    #[test]
+    fn a_list_for_a_later_time_replaces_the_current_one_then() {
+        let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = Issuer::new(params, key);
+        let list = |number: u64, year| {
+            let list = CertificateRevocationListParams {
+                this_update: date_time_ymd(year, 1, 1),
+                next_update: date_time_ymd(2900, 1, 1),
+                crl_number: number.into(),
+                issuing_distribution_point: None,
+                revoked_certs: Vec::new(),
+                key_identifier_method: KeyIdMethod::Sha256,
+            };
+            list.signed_by(&issuer).unwrap().pem().unwrap()
+        };
+        let year = |year: i32| u64::try_from(date_time_ymd(year, 1, 1).unix_timestamp()).unwrap();
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let folder = Folder::new();
+        let file = folder.write("crl.pem", &(list(3, 2030) + &list(2, 2020) + &list(1, 2000)));
+        let newest = newest(read_crls(&file).unwrap(), &[], &provider(), at(year(2025)));
+        let counting = |now: u64| -> Vec<_> {
+            let now = UnixTime::since_unix_epoch(Duration::from_secs(now));
+            let counting = newest.iter().filter(|crl| crl.counts(now));
+            counting.map(|crl| crl.valid.from).collect()
+        };
+        assert_eq!(counting(year(2030) - 1), [at(year(2020))]);
+        assert_eq!(counting(year(2030)), [at(year(2030))]);
+    }
 }

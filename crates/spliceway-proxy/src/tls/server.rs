@@ -1,7 +1,9 @@
 //! The server's end of TLS: settings, the configuration in force, and the handshake.
 
-use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::RwLock;
@@ -11,8 +13,6 @@ use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClien
 use rustls::version::{TLS12, TLS13};
 use rustls::{Error, PeerIncompatible, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
 
@@ -28,6 +28,7 @@ use super::folder::{Stamps, pairs_in};
 use super::names::Pairs;
 use super::shared_keys::{SharedKeys, ticketer};
 use super::tickets::Tickets;
+use super::turns::{Handshake, Turns};
 use super::watched::{Stale, Watched, watch};
 
 /// How a listener terminates TLS.
@@ -58,9 +59,7 @@ pub(crate) struct Terminator {
     in_force: RwLock<InForce>,
     tickets: Arc<Tickets>,
     files: Watched<Stamps>,
-    /// A signature may take a millisecond of a worker. Other handshakes of the service wait for
-    /// their turn, so that a flood of them leaves time for the sessions of all services.
-    turns: OnceLock<Semaphore>,
+    turns: Turns,
     counts: Arc<Counts>,
 }
 
@@ -78,7 +77,7 @@ impl ServerSettings {
     /// Returns at least one pair, except before ACME has issued the first: those of the settings,
     /// and then those of the folder.
     pub(super) fn all_pairs(&self) -> Result<Vec<PairFiles>, BadFile> {
-        let is_there = |files: &&PairFiles| self.acme.is_none() || files.certificate.exists();
+        let is_there = |files: &&PairFiles| self.acme.is_none() || !is_missing(&files.certificate);
         let mut pairs: Vec<_> = self.pairs.iter().filter(is_there).cloned().collect();
         if let Some(folder) = &self.folder {
             pairs.extend(pairs_in(folder)?);
@@ -89,14 +88,19 @@ impl ServerSettings {
         Ok(pairs)
     }
 
-    /// Returns the state of the files.
-    fn stamps(&self) -> Stamps {
+    /// Returns the files outside the folder.
+    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
         let pairs = self.pairs.iter();
         let files = pairs.flat_map(|pair| [pair.certificate.clone(), pair.key.clone(), pair.ocsp()]);
         let of_clients = self.clients.iter();
         let of_clients = of_clients.flat_map(|clients| clients.authorities.iter().chain(&clients.crls));
         let others = of_clients.chain(&self.ticket_keys);
-        Stamps::of(files.chain(others.cloned()), self.folder.as_deref())
+        files.chain(others.cloned())
+    }
+
+    /// Returns the state of the files.
+    fn stamps(&self) -> Stamps {
+        Stamps::of(self.files(), self.folder.as_deref())
     }
 }
 
@@ -124,7 +128,7 @@ impl Terminator {
             in_force: RwLock::new(in_force),
             tickets,
             files,
-            turns: OnceLock::new(),
+            turns: Turns::default(),
             counts: Arc::default(),
         })
     }
@@ -132,7 +136,14 @@ impl Terminator {
     /// Continues from the terminator before a reload: clients can resume their sessions, and counts
     /// go on. Nobody resumes a session while certificates of clients are asked for.
     pub(crate) fn continued(&self, before: &Self) -> Self {
-        let mut in_force = self.in_force.read().clone();
+        let lacks_file = self.settings == before.settings && before.check_removed().is_err();
+        let (in_force, files) = if lacks_file {
+            // The next look says so.
+            (&before.in_force, Watched::new(Stamps::default()))
+        } else {
+            (&self.in_force, self.files.continued())
+        };
+        let mut in_force = in_force.read().clone();
         if self.settings.clients.is_none() {
             let mut config = ServerConfig::clone(&in_force.config);
             config.ticketer = ticketer(in_force.ticket_keys.as_ref(), &before.tickets);
@@ -143,8 +154,8 @@ impl Terminator {
             provider: Arc::clone(&self.provider),
             in_force: RwLock::new(in_force),
             tickets: Arc::clone(&before.tickets),
-            files: self.files.continued(),
-            turns: OnceLock::new(),
+            files,
+            turns: Turns::default(),
             counts: Arc::clone(&before.counts),
         }
     }
@@ -182,19 +193,32 @@ impl Terminator {
     /// # Errors
     /// Returns the first fault of the files. The previous TLS files then stay in force.
     fn reload(&self) -> Result<(), BadFile> {
+        self.check_removed()?;
         let new = read(&self.settings, &self.provider, &self.tickets)?;
         *self.in_force.write() = new;
         Ok(())
     }
 
+    /// Checks that each valid certificate of ACME that is in force has its file. Otherwise, the
+    /// file looks like one that is not issued yet.
+    fn check_removed(&self) -> Result<(), BadFile> {
+        let (pairs, now) = (self.pairs(), SystemTime::now());
+        let issued = self.settings.acme.iter().flat_map(|_| pairs.all());
+        let mut valid = issued.filter(|pair| now < pair.valid.to);
+        match valid.find(|pair| is_missing(&pair.file)) {
+            Some(pair) => Err(BadFile::new(&pair.file, Why::Removed)),
+            None => Ok(()),
+        }
+    }
+
     /// Reads changed files. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, service: &'static str) {
-        watch(service, move || drop(self.look(service))).await;
+    pub(crate) async fn watch(self: Arc<Self>, service: Arc<str>) {
+        watch(Arc::clone(&service), move || drop(self.look(&service))).await;
     }
 
     /// Reads the certificates again if a file has changed since the last look, and says what
     /// follows.
-    fn look(&self, service: &'static str) -> Option<Result<(), BadFile>> {
+    fn look(&self, service: &str) -> Option<Result<(), BadFile>> {
         let tell = |result: Result<(), &str>| {
             self.counts.reloaded(result.is_ok());
             if let Err(why) = result {
@@ -309,13 +333,12 @@ impl Terminator {
             let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
             return Err(HandshakeError::UnknownName(name.clone()).into());
         }
-        let handshake = {
-            let _turn = self.turns.get_or_init(turns).acquire().await;
-            // This call answers the client's hello, with the signature.
-            start.into_stream(config)
-        };
-        let (stream, client_cert) = if self.settings.clients.is_some() {
-            let (accepted, shown) = with_shown(handshake.into_fallible()).await;
+        let turn = self.turns.next().await;
+        let verifies_clients = self.settings.clients.is_some();
+        let handshake = Handshake::begin(start, config, verifies_clients);
+        let handshake = self.turns.end(turn, handshake);
+        let (stream, client_cert) = if verifies_clients {
+            let (accepted, shown) = with_shown(handshake).await;
             match accepted {
                 Ok(stream) => (stream, shown),
                 Err((error, stream)) => {
@@ -326,7 +349,7 @@ impl Terminator {
                 }
             }
         } else {
-            (handshake.await?, None)
+            (handshake.await.map_err(|(error, _)| error)?, None)
         };
         let agreed = Agreed::new(stream.get_ref().1, name, client_cert);
         Ok((stream, agreed))
@@ -339,23 +362,20 @@ impl Terminator {
         S: AsyncBufRead + AsyncWrite + Unpin,
     {
         let name = name.unwrap_or_default();
-        let handshake = {
-            let _turn = self.turns.get_or_init(turns).acquire().await;
-            match acme.answer(&name, &self.provider) {
-                Some(config) => start.into_stream(config),
-                None => {
-                    let mut stream = start.io;
-                    let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
-                    return HandshakeError::UnknownName(name);
-                }
-            }
+        let turn = self.turns.next().await;
+        let Some(config) = acme.answer(&name, &self.provider) else {
+            drop(turn);
+            let mut stream = start.io;
+            let _ = stream.write_all(&UNRECOGNIZED_NAME).await;
+            return HandshakeError::UnknownName(name);
         };
-        match handshake.await {
+        let handshake = Handshake::begin(start, config, false);
+        match self.turns.end(turn, handshake).await {
             Ok(mut stream) => {
                 let _ = stream.shutdown().await;
                 HandshakeError::Validated(name)
             }
-            Err(error) => error.into(),
+            Err((error, _)) => error.into(),
         }
     }
 }
@@ -401,6 +421,11 @@ where
     }
 }
 
+/// Returns whether there is no such file. One that cannot be read is not missing.
+fn is_missing(file: &Path) -> bool {
+    fs::metadata(file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Shows the first doubts, and the number of the others.
 fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, String)> {
     let shown = all.by_ref().take(DOUBTS_MAX);
@@ -416,12 +441,6 @@ fn first_ones<'a>(mut all: impl Iterator<Item = &'a Doubt>) -> Vec<(PathBuf, Str
         shown.push((file, more));
     }
     shown
-}
-
-/// Half of the workers sign at most.
-fn turns() -> Semaphore {
-    let workers = Handle::current().metrics().num_workers();
-    Semaphore::new((workers / 2).max(1))
 }
 
 /// The warnings about certificates that one read shows. With a thousand certificates that end on

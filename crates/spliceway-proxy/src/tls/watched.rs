@@ -79,13 +79,13 @@ impl<S: Clone + PartialEq> Watched<S> {
 
 /// Calls `look` every [`LOOK_AGAIN`]. Never returns. A thousand pairs take a blocking thread for a
 /// moment, and no worker.
-pub(super) async fn watch(service: &'static str, look: impl Fn() + Send + Sync + 'static) {
+pub(super) async fn watch(service: Arc<str>, look: impl Fn() + Send + Sync + 'static) {
     let look = Arc::new(look);
     loop {
         sleep(LOOK_AGAIN).await;
         let look = Arc::clone(&look);
         if let Err(error) = spawn_blocking(move || look()).await {
-            tracing::error!(service, "the previous TLS files stay in force: {error}");
+            tracing::error!(service = &*service, "the previous TLS files stay in force: {error}");
         }
     }
 }

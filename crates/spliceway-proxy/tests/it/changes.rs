@@ -4,6 +4,7 @@ mod churn;
 mod commands;
 mod discovery;
 mod saved;
+mod write_faults;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

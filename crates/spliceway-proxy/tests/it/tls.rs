@@ -17,14 +17,16 @@ pub(crate) mod server;
 mod ticket_key;
 mod upstream;
 
+use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::thread;
 
 use rustls::pki_types::CertificateDer;
 
 use crate::harness::{
-    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, refused_to_start, refusing,
+    Folder, Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, refused_to_start, refusing,
     send_and_finish, was_reached,
 };
 use client::{Client, Config, Pair, TLS12, TLS13};
@@ -244,6 +246,22 @@ fn a_header_with_the_client_comes_before_tls() {
     socket.write_all(b"\x16\x03\x01\x00\x05hello").unwrap();
     assert!(is_closed(&mut socket));
     assert!(program.line("end=").contains("denied:proxy_"));
+}
+
+#[test]
+fn a_pipe_with_a_fault_is_read_once() {
+    let (pair, folder) = (Pair::new(&["a.test"]), Folder::new("pipe-with-a-fault"));
+    let path = folder.0.join("fifo");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (der, written) = (pair.der().to_vec(), path.clone());
+    let writer = thread::spawn(move || fs::write(written, der));
+    let [_, _, _, key] = pair.arguments();
+    let pipe = path.to_str().unwrap();
+    let target = refusing().to_string();
+    let arguments = ["forward", "-l", "127.0.0.1:0", "-r", &target];
+    let stderr = refused_to_start(&[&arguments[..], &["--tls-cert", pipe, "--tls-key", key]].concat());
+    assert!(stderr.contains("the file is DER and not PEM"), "{stderr}");
+    writer.join().unwrap().unwrap();
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(super) async fn notes(settings: &Settings) -> Vec<Note> {
             Err(error) => notes.push((
                 index,
                 usize::MAX,
-                Note::new(Mark::Fault, CHECK, service.name, error.to_string()),
+                Note::new(Mark::Fault, CHECK, &*service.name, error.to_string()),
             )),
             Ok(all) => {
                 for wanted in all {

@@ -1,5 +1,7 @@
 //! Commands for the running program: its log, drains, weights, reloads and upgrades.
 
+use std::sync::Arc;
+
 use clap::ValueEnum;
 use hyper::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -41,9 +43,9 @@ fn levels(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) async fn drain(context: &Context, request: &Request) -> Answered {
     let (name, services) = (&*request.names[0], context.overview.services());
-    let mut names = services.iter().map(|served| served.service.name);
-    match names.find(|one| *one == name) {
-        Some(name) => order(context, request, Order::Drain(name)).await,
+    let mut names = services.iter().map(|served| &served.service.name);
+    match names.find(|one| ***one == *name) {
+        Some(name) => order(context, request, Order::Drain(Arc::clone(name))).await,
         None => Err(no_service(name)),
     }
 }
@@ -63,7 +65,7 @@ pub(super) async fn set_weight(context: &Context, request: &Request) -> Answered
     }
     let (service, backend) = (&*request.names[0], &*request.names[1]);
     let services = context.overview.services();
-    let mut served = services.iter().filter(|served| served.service.name == service);
+    let mut served = services.iter().filter(|served| *served.service.name == *service);
     let served = served.next().ok_or_else(|| no_service(service))?;
     let balancer = served.service.balancer.as_ref();
     if !balancer.is_some_and(|balancer| balancer.set_weight(backend, weight)) {

@@ -95,7 +95,11 @@ impl Query {
 
     /// Returns whether the list includes this session.
     pub(super) fn selects(&self, session: &Session) -> bool {
-        if self.service.as_ref().is_some_and(|service| service != session.service) {
+        if self
+            .service
+            .as_ref()
+            .is_some_and(|service| **service != *session.service)
+        {
             return false;
         }
         if self.user.is_none() && self.client.is_none() {
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn a_query_selects_by_service_user_and_client() {
         let sessions = crate::session::Sessions::default();
-        let (session, _) = sessions.add("socks5", Some("192.0.2.7:4000".parse().unwrap()));
+        let (session, _) = sessions.add("socks5".into(), Some("192.0.2.7:4000".parse().unwrap()));
         session.facts().user = Some("ann b".into());
         for (query, expected) in [
             ("", true),

@@ -24,7 +24,7 @@ pub(super) async fn list(context: &Context, _: &Request) -> Answered {
     let settings = context.overview.settings();
     let services = settings.iter().flat_map(|settings| {
         let all = settings.services.iter();
-        all.map(|service| listed(service.name, settings.show(service)))
+        all.map(|service| listed(&service.name, settings.show(service)))
     });
     ok(&ServiceList {
         services: services.collect(),

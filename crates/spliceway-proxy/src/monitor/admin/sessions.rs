@@ -46,7 +46,7 @@ pub(super) async fn close(context: &Context, request: &Request) -> Answered {
     if session.close() {
         tracing::info!(
             session = session.id,
-            service = session.service,
+            service = &*session.service,
             "admin: closes a session{}",
             request.by
         );

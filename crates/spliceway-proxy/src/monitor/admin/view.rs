@@ -32,7 +32,7 @@ pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
     };
     SessionView {
         id: session.id,
-        service: session.service.to_owned(),
+        service: session.service.to_string(),
         client: facts
             .client
             .map_or_else(|| "unix".to_owned(), |client| client.to_string()),

@@ -164,7 +164,7 @@ pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&Listen
 }
 
 /// Returns whether the kernel chooses the port for this address.
-fn has_any_port(address: &ListenAddress) -> bool {
+pub(crate) fn has_any_port(address: &ListenAddress) -> bool {
     port(address) == Some(0)
 }
 

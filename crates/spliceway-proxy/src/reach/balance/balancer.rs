@@ -19,7 +19,7 @@ use crate::tls::client::PeerName;
 /// The backends of a service, and the clients that wait for one.
 #[derive(Debug)]
 pub(crate) struct Balancer {
-    service: &'static str,
+    service: Arc<str>,
     pub(super) settings: BalanceSettings,
     pub(super) inner: Mutex<Inner>,
     /// The balancer of the service that is in force. All balancers of the service share it.
@@ -79,7 +79,7 @@ pub(super) enum Choice {
 impl Balancer {
     /// Creates a balancer. Backends of the same name continue from `before`, and so do its waiting
     /// clients when the balancer [takes over](Self::takes_over).
-    pub(crate) fn new(service: &'static str, settings: &BalanceSettings, before: Option<&Self>) -> Arc<Self> {
+    pub(crate) fn new(service: impl Into<Arc<str>>, settings: &BalanceSettings, before: Option<&Self>) -> Arc<Self> {
         // A client that came to another range of ports has no port of these backends.
         let alike = before.filter(|before| before.settings.ports() == settings.ports());
         let in_force = alike.map(|before| Arc::clone(&before.in_force)).unwrap_or_default();
@@ -103,7 +103,7 @@ impl Balancer {
             }
         }
         Arc::new(Self {
-            service,
+            service: service.into(),
             settings: settings.clone(),
             inner: Mutex::new(Inner {
                 entries,
@@ -206,8 +206,8 @@ impl Balancer {
         true
     }
 
-    pub(crate) fn service(&self) -> &'static str {
-        self.service
+    pub(crate) fn service(&self) -> &str {
+        &self.service
     }
 
     pub(crate) fn status(&self) -> Vec<BackendStatus> {

@@ -302,7 +302,7 @@ async fn send_state(
         match of(&served.service).encode() {
             Ok(state) => new.send_long(&ToNew::Service, &state).await?,
             Err(error) => {
-                tracing::warn!(%error, service = served.service.name, "the state of a service is not handed over");
+                tracing::warn!(%error, service = &*served.service.name, "the state of a service is not handed over");
             }
         }
     }

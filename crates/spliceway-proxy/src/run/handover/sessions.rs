@@ -120,7 +120,7 @@ async fn send_together(
 async fn send(new: &mut NewProcess, session: &Session, offer: Offer) -> Result<Result<Sent, NotSent>, Trouble> {
     let (ends, suspended) = (offer.suspended(), Instant::now());
     let mut message = SessionMessage::new(&session.facts(), &ends.state);
-    (message.id, message.service) = (session.id, session.service.to_owned());
+    (message.id, message.service) = (session.id, session.service.to_string());
     message.age_us = micros(session.started.elapsed());
     message.shown_idle_us = session.facts().idle(suspended).map(micros);
     message.rates = ends.rates.balances();

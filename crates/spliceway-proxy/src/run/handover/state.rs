@@ -70,7 +70,7 @@ impl ServiceState {
         let penalties = service.penalties.known(Instant::now()).into_iter();
         let (rates, limited) = service.rates.balances(LIMITED_MAX);
         Self {
-            service: service.name.to_owned(),
+            service: service.name.to_string(),
             penalties: penalties
                 .map(|(client, failures, since)| Penalty {
                     client,

@@ -362,7 +362,7 @@ fn build(
     let age = Duration::from_micros(message.age_us);
     let now = Instant::now();
     let ago = |time| now.checked_sub(time).unwrap_or(now);
-    let session = Session::new(message.id, service.name, ago(age), facts);
+    let session = Session::new(message.id, Arc::clone(&service.name), ago(age), facts);
     if let Some(idle) = message.shown_idle_us {
         session.set_activity(message.bytes(), ago(Duration::from_micros(idle)));
     }
@@ -380,7 +380,7 @@ fn build(
 
 fn service(name: &str, overview: &Overview) -> io::Result<Arc<Service>> {
     let services = overview.services();
-    let found = services.iter().find(|served| served.service.name == name);
+    let found = services.iter().find(|served| *served.service.name == *name);
     let found = found.map(|served| Arc::clone(&served.service));
     found.ok_or_else(|| io::Error::other(format!("there is no service {name}")))
 }

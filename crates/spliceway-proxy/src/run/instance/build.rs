@@ -23,28 +23,36 @@ use crate::tls::acme::{self, Connect};
 use crate::tls::client::Originator;
 
 /// A service that runs, and the settings that it was built from.
-#[derive(Clone)]
 pub(super) struct Built {
     pub(super) service: Arc<Service>,
     clients: Clients,
     /// The number of descriptors that its dialer may use.
     transient: usize,
     /// Dropping it stops the tasks of the service.
-    tasks: Arc<OnceLock<Vec<oneshot::Sender<()>>>>,
+    tasks: OnceLock<Vec<oneshot::Sender<()>>>,
 }
 
 /// The parts that a service takes over from the service of the same name before it.
 pub(super) struct Before<'a> {
-    pub(super) built: &'a Built,
+    pub(super) built: &'a Arc<Built>,
     pub(super) settings: &'a Settings,
-    pub(super) service: &'a ServiceSettings,
+    pub(super) service: &'a Arc<ServiceSettings>,
 }
 
 impl Before<'_> {
     /// Returns whether an operator has drained the service, and a change of others leaves it so. A
     /// reload reads it again, and opens its listeners.
-    pub(super) fn stays_drained(&self, service: &ServiceSettings) -> bool {
-        std::ptr::eq(service, self.service) && !self.built.service.accepting.is_on()
+    pub(super) fn stays_drained(&self, service: &Arc<ServiceSettings>) -> bool {
+        Arc::ptr_eq(service, self.service) && !self.built.service.accepting.is_on()
+    }
+
+    /// Returns whether the service continues with its listeners as they are, because nothing of it
+    /// was read again.
+    pub(super) fn is_kept(&self, settings: &Settings, service: &Arc<ServiceSettings>, transient: usize) -> bool {
+        Arc::ptr_eq(service, self.service)
+            && settings.sessions == self.settings.sessions
+            && self.built.transient == transient
+            && self.built.service.accepting.is_on()
     }
 }
 
@@ -53,20 +61,20 @@ impl Before<'_> {
 pub(super) fn build(
     process: &Arc<Process>,
     settings: &Settings,
-    service: &ServiceSettings,
+    service: &Arc<ServiceSettings>,
     clients: Clients,
     transient: usize,
     before: Option<&Before<'_>>,
-) -> std::io::Result<Built> {
+) -> std::io::Result<Arc<Built>> {
     if let Some(before) = before
         && is_unchanged(settings, service, before)
         && (before.built.clients, before.built.transient) == (clients, transient)
         // A service that an operator has drained accepts clients again.
         && before.built.service.accepting.is_on()
     {
-        return Ok(before.built.clone());
+        return Ok(Arc::clone(before.built));
     }
-    let traffic = process.metrics.traffic(service.name);
+    let traffic = process.metrics.traffic(&service.name);
     for reason in session::refusals(service) {
         traffic.may_refuse(reason);
     }
@@ -77,7 +85,7 @@ pub(super) fn build(
     let user_dialers = service.user_targets.iter().map(of_user).collect();
     let balancer = service.balance.as_ref().map(|balance| {
         let before = before.and_then(|before| before.built.service.balancer.as_deref());
-        Balancer::new(service.name, balance, before)
+        Balancer::new(Arc::clone(&service.name), balance, before)
     });
     let tls = service.tls.clone().map(|tls| {
         let before = before.and_then(|before| before.built.service.tls.as_deref());
@@ -85,7 +93,7 @@ pub(super) fn build(
     });
     let service = Service {
         process: Arc::clone(process),
-        name: service.name,
+        name: Arc::clone(&service.name),
         kind: service.kind.clone(),
         settings: settings.sessions,
         relays: relays(&settings.sessions),
@@ -107,12 +115,12 @@ pub(super) fn build(
         traffic,
         accepting: Accepting::new(),
     };
-    Ok(Built {
+    Ok(Arc::new(Built {
         service: Arc::new(service),
         clients,
         transient,
-        tasks: Arc::default(),
-    })
+        tasks: OnceLock::new(),
+    }))
 }
 
 /// Returns the originator of the service before, if servers would notice no difference. It keeps
@@ -169,19 +177,19 @@ impl Built {
             let (service, mut stops) = (&self.service, Vec::new());
             if let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.needs_tasks()) {
                 let task = Arc::clone(balancer).watch(service.dialer.clone());
-                stops.push(spawn(health, "backends", service.name, task));
+                stops.push(spawn(health, "backends", &service.name, task));
             }
             if let Some(tls) = &service.tls {
-                let task = Arc::clone(tls).watch(service.name);
-                stops.push(spawn(health, "certificates", service.name, task));
+                let task = Arc::clone(tls).watch(Arc::clone(&service.name));
+                stops.push(spawn(health, "certificates", &service.name, task));
                 if tls.acme().is_some() {
-                    let task = acme::keep(Arc::clone(tls), connect_by(service), service.name);
-                    stops.push(spawn(health, "renewals", service.name, task));
+                    let task = acme::keep(Arc::clone(tls), connect_by(service), Arc::clone(&service.name));
+                    stops.push(spawn(health, "renewals", &service.name, task));
                 }
             }
             if let Some(originator) = service.dialer.originator() {
-                let task = Arc::clone(originator).watch(service.name);
-                stops.push(spawn(health, "certificates for targets", service.name, task));
+                let task = Arc::clone(originator).watch(Arc::clone(&service.name));
+                stops.push(spawn(health, "certificates for targets", &service.name, task));
             }
             stops
         });
@@ -245,8 +253,8 @@ fn dialer(
 }
 
 /// Returns whether sessions of the service would have the same rules.
-pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
-    if std::ptr::eq(service, before.service) && settings.sessions == before.settings.sessions {
+pub(super) fn is_unchanged(settings: &Settings, service: &Arc<ServiceSettings>, before: &Before<'_>) -> bool {
+    if Arc::ptr_eq(service, before.service) && settings.sessions == before.settings.sessions {
         // It was not read again.
         return true;
     }

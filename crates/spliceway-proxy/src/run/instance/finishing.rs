@@ -19,7 +19,7 @@ pub(super) struct Finishing(Mutex<Vec<Left>>);
 #[derive(Clone)]
 pub(super) struct Left {
     pub(super) address: ListenAddress,
-    pub(super) service: &'static str,
+    pub(super) service: Arc<str>,
     pub(super) listener: Arc<Listener>,
     pub(super) port: Arc<Port>,
 }
@@ -36,7 +36,7 @@ impl Finishing {
     /// Returns the sockets that would do for this address of a service.
     pub(super) fn at(&self, address: &ListenAddress, service: &str) -> Vec<Left> {
         let would_do = |left: &&Left| {
-            let left = (&left.address, left.service, Transport::Datagrams);
+            let left = (&left.address, &*left.service, Transport::Datagrams);
             does_for(left, (address, service, Transport::Datagrams))
         };
         self.0.lock().iter().filter(would_do).cloned().collect()

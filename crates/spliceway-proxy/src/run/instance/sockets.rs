@@ -35,7 +35,7 @@ pub(super) struct OpenAddress {
     address: ListenAddress,
     transport: Transport,
     /// The name of the service that clients reach.
-    service: &'static str,
+    service: Arc<str>,
     pub(super) sockets: Vec<OpenSocket>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct OpenAddress {
 /// the listener.
 pub(super) struct OpenSocket {
     reach: Reach,
-    described: String,
+    described: Arc<str>,
     to: Arc<watch::Sender<Assignment>>,
     /// The listener, as long as its task has it.
     listener: Weak<Listener>,
@@ -83,7 +83,7 @@ impl Acceptor {
     /// A process that was started to take over uses the listeners of `service` that it received.
     pub(super) async fn bind(&self, address: &ListenAddress, service: &ServiceSettings) -> io::Result<Vec<Bound>> {
         let left = match service.transport {
-            Transport::Datagrams => self.finishing.at(address, service.name),
+            Transport::Datagrams => self.finishing.at(address, &service.name),
             Transport::Streams => Vec::new(),
         };
         if !left.is_empty() {
@@ -91,7 +91,7 @@ impl Acceptor {
             return left.into_iter().map(again).collect();
         }
         let adopted = &self.process.adopted;
-        let found = adopted.bind(&role(service.name), address, service.transport).await?;
+        let found = adopted.bind(&role(&service.name), address, service.transport).await?;
         let bound = |listener: Listener| {
             let listener = Arc::new(listener);
             if found.are_received {
@@ -123,7 +123,7 @@ impl Acceptor {
             .first()
             .map_or(Transport::Streams, |bound| bound.listener.transport());
         let sockets = bound.into_iter().map(|bound| {
-            let (reach, described) = (bound.reach(), bound.describe());
+            let (reach, described) = (bound.reach(), bound.describe().into());
             let (sender, receiver) = watch::channel(to.clone());
             let listener = Arc::downgrade(&bound.listener);
             // Before its task runs, the reload may have been reported.
@@ -142,7 +142,7 @@ impl Acceptor {
             sockets: sockets.collect(),
             address,
             transport,
-            service: to.service.name,
+            service: Arc::clone(&to.service.name),
         }
     }
 
@@ -150,7 +150,7 @@ impl Acceptor {
     /// program stops.
     async fn accept(self, bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>) {
         let Bound { listener, port, own } = bound;
-        let (service, health) = (to.borrow().service.name, &self.process.health);
+        let (service, health) = (Arc::clone(&to.borrow().service.name), &self.process.health);
         let guard = health.guard(&format!("the {service} listener on {}", listener.describe()));
         let unwanted = unwanted(to.clone());
         let stop = async {
@@ -261,14 +261,14 @@ impl Bound {
 }
 
 impl OpenAddress {
-    pub(super) fn service(&self) -> &'static str {
-        self.service
+    pub(super) fn service(&self) -> &str {
+        &self.service
     }
 
     /// Returns the open listeners, for another process.
     pub(super) fn listeners(&self) -> Offered {
         Offered {
-            role: role(self.service),
+            role: role(&self.service),
             address: self.address.to_string(),
             listeners: self
                 .sockets
@@ -279,8 +279,8 @@ impl OpenAddress {
     }
 
     /// Returns the address of each listener.
-    pub(super) fn describe(&self) -> impl Iterator<Item = String> {
-        self.sockets.iter().map(|socket| socket.described.clone())
+    pub(super) fn describe(&self) -> impl Iterator<Item = Arc<str>> {
+        self.sockets.iter().map(|socket| Arc::clone(&socket.described))
     }
 
     /// Returns whether an operator has not drained the service.
@@ -303,7 +303,7 @@ impl OpenAddress {
 
     /// Returns whether these listeners would do for `address` of this service.
     pub(super) fn is_at(&self, address: &ListenAddress, service: &str, transport: Transport) -> bool {
-        let open = (&self.address, self.service, self.transport);
+        let open = (&self.address, &*self.service, self.transport);
         listener::does_for(open, (address, service, transport))
     }
 
@@ -326,7 +326,7 @@ impl OpenAddress {
 
     /// Returns a number that is the same for all addresses at which these listeners may do.
     pub(super) fn hash(&self) -> u64 {
-        hash_of(&self.address)
+        hash_of(&self.address, &self.service)
     }
 
     /// Sends new clients to this service from now on.
@@ -360,7 +360,7 @@ impl OpenAddress {
         }
         change.iter().for_each(|change| or_log(change.widen()));
         self.address = address;
-        self.service = to.service.name;
+        self.service = Arc::clone(&to.service.name);
     }
 }
 
@@ -370,9 +370,13 @@ impl std::fmt::Display for OpenAddress {
     }
 }
 
-/// Returns a number that is the same for addresses that differ at most in the mode of a socket.
-pub(super) fn hash_of(address: &ListenAddress) -> u64 {
+/// Returns a number that is the same for addresses that differ at most in the mode of a socket. If
+/// the kernel chooses the port, only one service uses the address, and thousands may have the same.
+pub(super) fn hash_of(address: &ListenAddress, service: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
+    if listener::has_any_port(address) {
+        service.hash(&mut hasher);
+    }
     match address {
         ListenAddress::Every(port) => (0, port).hash(&mut hasher),
         ListenAddress::Ip(address) => (1, address).hash(&mut hasher),

@@ -35,7 +35,7 @@ impl Connecting {
                 let request = this.dial_request(tls.as_ref(), introduction, protocol);
                 let dialed = service.dialer.dial_for(&target, request).await;
                 dialed.map_err(|error| {
-                    tracing::debug!(service = service.name, %target, %error, "a backend cannot be reached");
+                    tracing::debug!(service = &*service.name, %target, %error, "a backend cannot be reached");
                     NotConnected::from(error)
                 })
             }

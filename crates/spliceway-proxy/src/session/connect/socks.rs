@@ -9,6 +9,7 @@ use super::departure::departed;
 use super::{Connecting, lingering_close};
 use crate::kit::outcome::{ConnectFailure, Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
+use crate::net::stream::Stream;
 use crate::reach::dial::Dialed;
 use crate::session::bind::{AcceptError, Binding, Expected};
 use crate::session::destinations::ClientDestinations;
@@ -71,6 +72,10 @@ impl Connecting {
 
     /// Opens an association for the datagrams of the client.
     pub(in crate::session) async fn associate(mut self, guard: &mut Guard) -> Result<Box<Associated>, Outcome> {
+        if matches!(self.client.get_ref(), Stream::Tls(_)) {
+            // The client trusts TLS, and its datagrams would pass in clear text.
+            return Err(self.refuse_command().await);
+        }
         // An association has up to four descriptors, as two sessions do, and ports.
         if !guard.permit().widen() {
             let end = SessionEnd::Denied(Refusal::Sessions);
@@ -100,11 +105,13 @@ impl Connecting {
         let reached = self.client.get_ref().local_addr();
         match reached.filter(|_| !self.service.dialer.has_upstreams() && self.service.accept_proxy.is_none()) {
             Some(reached) => Ok(reached),
-            None => {
-                lingering_close(&mut self.client, &self.request.unsupported()).await;
-                Err(SessionEnd::Denied(Refusal::Command).into())
-            }
+            None => Err(self.refuse_command().await),
         }
+    }
+
+    async fn refuse_command(&mut self) -> Outcome {
+        lingering_close(&mut self.client, &self.request.unsupported()).await;
+        SessionEnd::Denied(Refusal::Command).into()
     }
 
     async fn out_of_sockets(&mut self, error: &io::Error) -> Outcome {

@@ -18,7 +18,7 @@ pub(super) fn fill(
     datagrams: Option<&DatagramSummary>,
 ) {
     line.number("id", session.id);
-    line.text("service", session.service);
+    line.text("service", &session.service);
     match &facts.client {
         Some(client) => line.display("client", client),
         None => line.display("client", &"unix"),

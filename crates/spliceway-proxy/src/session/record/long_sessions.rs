@@ -75,7 +75,7 @@ mod tests {
     async fn each_session_is_visited_once_in_an_interval_and_few_at_once() {
         const SESSIONS: u64 = 1000;
         let (sessions, interval) = (Sessions::default(), Duration::from_secs(60));
-        (0..SESSIONS).for_each(|_| drop(sessions.add("forward", None)));
+        (0..SESSIONS).for_each(|_| drop(sessions.add("forward".into(), None)));
         let visits = RefCell::new(HashMap::<u64, Vec<Duration>>::new());
         let visit = |session: &Session| {
             let mut visits = visits.borrow_mut();

@@ -74,8 +74,8 @@ mod tests {
     async fn only_sessions_with_a_limit_end_and_not_before_nine_tenths_of_it() {
         let sessions = Arc::new(Sessions::default());
         let task = tokio::spawn(Arc::clone(&sessions).expire());
-        let (limited, _) = sessions.add("a", None);
-        let (unlimited, _) = sessions.add("a", None);
+        let (limited, _) = sessions.add("a".into(), None);
+        let (unlimited, _) = sessions.add("a".into(), None);
         let limit = Duration::from_secs(3600);
         sessions.limit(&limited, Some(limit));
         sessions.limit(&unlimited, None);

@@ -404,7 +404,8 @@ tables! {
         /// CA whose certificates clients must have, in PEM. The name in the certificate is then the
         /// user, and a proxy needs no passwords. May be repeated
         tls_client_ca: List<File> => TLS.takes("FILE");
-        /// Whether every client needs a certificate
+        /// Whether every client needs a certificate. `optional` also serves clients without one,
+        /// whatever `--tls-client-allow` says
         tls_client_verify: Value<Choice<ClientVerifyArg>> = "required"
             => TLS.takes("WHEN").rare().requires("tls-client-ca");
         /// Certificates of clients that the CA has revoked (CRL), in PEM. May be repeated: each CA

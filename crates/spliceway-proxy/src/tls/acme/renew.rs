@@ -46,7 +46,7 @@ struct Renewal {
     provider: Arc<CryptoProvider>,
     connect: Connect,
     terminator: Arc<Terminator>,
-    service: &'static str,
+    service: Arc<str>,
 }
 
 impl Renewal {
@@ -65,7 +65,7 @@ impl Renewal {
         if due.at > now {
             let next = due.shown(now);
             if let Some(why) = next.why.as_ref().filter(|_| is_first) {
-                let (service, at) = (self.service, rfc3339_seconds(next.at));
+                let (service, at) = (&*self.service, rfc3339_seconds(next.at));
                 let file = self.settings.folder.pair(name).with_extension("json");
                 let file = file.display();
                 tracing::warn!(
@@ -180,7 +180,7 @@ impl Renewal {
 
     /// Counts orders, and writes the result of a try to the log.
     fn report(&self, name: &str, task: Task, tried: &Result<Done, String>, known: &Known) {
-        let service = self.service;
+        let service = &*self.service;
         if task == Task::Order {
             self.terminator.counts().tried(tried.is_ok());
         }
@@ -213,7 +213,7 @@ impl Renewal {
 }
 
 /// Keeps the certificates of a service valid. Never returns.
-pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service: &'static str) {
+pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service: Arc<str>) {
     let Some(settings) = terminator.acme().cloned() else {
         return pending().await;
     };
@@ -237,7 +237,7 @@ pub(crate) async fn keep(terminator: Arc<Terminator>, connect: Connect, service:
                 }
                 Err(error) => {
                     let why = format!("cannot use the folder for {name}: {error}");
-                    tracing::error!(service, "acme: {why}");
+                    tracing::error!(service = &*renewal.service, "acme: {why}");
                     NextTry {
                         at: now + UNUSABLE,
                         why: Some(why),

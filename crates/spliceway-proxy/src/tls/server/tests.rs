@@ -1,15 +1,20 @@
 use super::*;
+use std::future::poll_fn;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::kit::tls_error::{Peer, TlsError};
+use crate::tls::acme::StateFolder;
 use crate::tls::certificate::tests::{Folder, made_pem};
 use crate::tls::watched::LOOK_AGAIN;
-use rcgen::PKCS_ECDSA_P256_SHA256;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, date_time_ymd};
 use rustls::RootCertStore;
 use rustls::client::ClientConfig;
+use rustls::crypto::aws_lc_rs::kx_group;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, duplex};
@@ -45,11 +50,19 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
 }
 
 fn trusting(certificate: &str, versions: &[&'static SupportedProtocolVersion]) -> ClientConfig {
+    trusting_by(provider(), certificate, versions)
+}
+
+fn trusting_by(
+    provider: Arc<CryptoProvider>,
+    certificate: &str,
+    versions: &[&'static SupportedProtocolVersion],
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
         .unwrap();
-    ClientConfig::builder_with_provider(provider())
+    ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots)
@@ -110,6 +123,67 @@ async fn a_handshake_agrees_on_version_name_and_protocol() {
         assert!(agreed.cipher.starts_with("TLS_"), "{agreed:?}");
     }
     drop((client, folder));
+}
+
+/// Polls a future that is not done. Returns whether it is done now.
+async fn poll_on<F: Future>(future: Pin<&mut F>, output: &mut Option<F::Output>) -> bool {
+    let mut future = future;
+    if output.is_none()
+        && let Poll::Ready(ready) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+    {
+        *output = Some(ready);
+    }
+    output.is_some()
+}
+
+/// Shakes hands while others have the only turn, except that the server answers the first hello.
+/// Returns whether it needs no other turn.
+async fn needs_one_turn(terminator: &Terminator, client: ClientConfig) -> bool {
+    let (near, far) = duplex(1 << 16);
+    let connector = TlsConnector::from(Arc::new(client));
+    let mut connect = pin!(connector.connect("a.test".try_into().unwrap(), near));
+    let mut accept = pin!(terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}));
+    let (mut connected, mut accepted) = (None, None);
+    assert!(!poll_on(connect.as_mut(), &mut connected).await);
+    assert!(!poll_on(accept.as_mut(), &mut accepted).await);
+    let turn = terminator.turns.next().await;
+    // More polls than there are messages.
+    for _ in 0..10 {
+        poll_on(connect.as_mut(), &mut connected).await;
+        poll_on(accept.as_mut(), &mut accepted).await;
+    }
+    let is_done = accepted.is_some();
+    drop(turn);
+    while !poll_on(connect.as_mut(), &mut connected).await | !poll_on(accept.as_mut(), &mut accepted).await {}
+    connected.unwrap().unwrap();
+    accepted.unwrap().unwrap();
+    is_done
+}
+
+#[tokio::test]
+async fn a_handshake_signs_and_verifies_in_turns_alone() {
+    let folder = Folder::new();
+    let clients = ClientCertSettings {
+        authorities: vec![folder.write("ca.pem", &authority(2900).0)],
+        crls: Vec::new(),
+        is_required: false,
+        rules: Vec::new(),
+    };
+    let plain = example(&["a.test"], |_| {});
+    let asking = example(&["a.test"], |settings| settings.clients = Some(clients));
+    // The server does not know the group of the first key share, and asks for another hello.
+    let mut other_groups = CryptoProvider::clone(&provider());
+    other_groups.kx_groups = vec![kx_group::MLKEM768, kx_group::X25519];
+    for (example, version, provider, expected) in [
+        (&plain, &TLS13, provider(), true),
+        (&plain, &TLS13, Arc::new(other_groups), false),
+        (&plain, &TLS12, provider(), false),
+        (&asking, &TLS13, provider(), false),
+    ] {
+        let certificate = std::fs::read_to_string(&example.terminator.settings.pairs[0].certificate);
+        let client = trusting_by(provider, &certificate.unwrap(), &[version]);
+        assert_eq!(needs_one_turn(&example.terminator, client).await, expected);
+    }
 }
 
 #[tokio::test]
@@ -262,7 +336,7 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
     let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
     folder.pair(&certificate, &key);
     let terminator = Arc::new(terminator);
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a".into()));
     // Nothing changes from here on, so the files are read once.
     // Sleeps because the watch looks at fixed times. The time does not pass.
     sleep(LOOK_AGAIN * 5 / 2).await;
@@ -276,7 +350,7 @@ async fn a_file_that_changes_before_the_watch_begins_is_read() {
 async fn a_key_whose_permissions_are_corrected_is_read_again() {
     let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
     let terminator = Arc::new(terminator);
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("a"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("a".into()));
     let (certificate, key) = made_pem(&["b.test"], &PKCS_ECDSA_P256_SHA256);
     let files = folder.pair(&certificate, &key);
     for (mode, expected) in [(0o644, [("ok", 0), ("failed", 1)]), (0o600, [("ok", 1), ("failed", 1)])] {
@@ -361,7 +435,7 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     let Example { terminator, folder, .. } = example(&["a.test"], |_| {});
     let terminator = Arc::new(terminator);
     let key = std::fs::read_to_string(&terminator.settings.pairs[0].key).unwrap();
-    let watch = tokio::spawn(Arc::clone(&terminator).watch("web"));
+    let watch = tokio::spawn(Arc::clone(&terminator).watch("web".into()));
     // Sleeps because the paused clock of the test then passes the next look.
     let after_a_look = || sleep(LOOK_AGAIN + Duration::from_secs(1));
     after_a_look().await;
@@ -379,6 +453,69 @@ async fn the_old_certificate_is_stale_until_the_files_can_be_used() {
     assert!(terminator.stale().is_none());
     assert_eq!(terminator.counts().reloads(), [("ok", 1), ("failed", 1)]);
     watch.abort();
+}
+
+#[test]
+fn a_valid_certificate_of_acme_stays_in_force_without_its_file() {
+    let state = Folder::new();
+    std::fs::set_permissions(state.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let state_folder = StateFolder::new(state.path().to_owned(), "https://acme.test").unwrap();
+    let acme = AcmeSettings {
+        names: vec!["a.test".into()],
+        directory: "https://acme.test".to_owned(),
+        folder: state_folder,
+        email: None,
+        ca: None,
+        uses_http: false,
+    };
+    let file = acme.pairs()[0].certificate.clone();
+    let folder = file.parent().unwrap().to_owned();
+    std::fs::create_dir(&folder).unwrap();
+    let example = example(&["b.test"], |settings| {
+        settings.pairs = acme.pairs();
+        settings.acme = Some(acme);
+    });
+    let terminator = &example.terminator;
+    assert!(terminator.pairs().all().is_empty());
+    let issued = |from: i32, to: i32| {
+        let mut params = CertificateParams::new(["a.test".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().pem() + &key.serialize_pem()
+    };
+    let write = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    write(&issued(2000, 2900));
+    terminator.look("web").unwrap().unwrap();
+    let stale = |terminator: &Terminator| {
+        let why = terminator.look("web").unwrap().unwrap_err().to_string();
+        assert_eq!(*terminator.stale().unwrap().why, why);
+        assert!(terminator.pairs().know("a.test"));
+        why
+    };
+    // The folder cannot be searched. This link does the same for root.
+    let aside = folder.with_extension("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    symlink(&folder, &folder).unwrap();
+    assert!(stale(terminator).starts_with("cannot read "));
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::rename(&aside, &folder).unwrap();
+    terminator.look("web").unwrap().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(stale(terminator).contains("was removed"));
+    // A reload of the configuration finds no certificate either.
+    let after = Terminator::new(terminator.settings.clone())
+        .unwrap()
+        .continued(terminator);
+    assert!(stale(&after).contains("was removed"));
+    // One that has expired goes with its file.
+    write(&issued(2000, 2001));
+    terminator.look("web").unwrap().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    terminator.look("web").unwrap().unwrap();
+    assert!(terminator.pairs().all().is_empty() && terminator.stale().is_none());
 }
 
 /// Returns a CA and a list of certificates that it has revoked, which expires in this year.

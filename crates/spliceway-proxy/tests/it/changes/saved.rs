@@ -2,40 +2,36 @@
 
 use std::fs;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use super::*;
-use crate::harness::{Folder, let_pass};
+use crate::harness::Folder;
 
 /// A program whose configuration is a folder.
-struct Rig {
-    socket: Socket,
-    target: SocketAddr,
-    folder: Folder,
+pub(super) struct Rig {
+    pub(super) socket: Socket,
+    pub(super) target: SocketAddr,
+    pub(super) folder: Folder,
 }
 
 impl Rig {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
         let folder = Folder::new(name);
         folder.file("main.toml", &config(&socket, target));
         Self { socket, target, folder }
     }
 
-    fn run(&self) -> Program {
+    pub(super) fn run(&self) -> Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(["run", "-c"]).arg(&self.folder.0);
         Program::spawn(command, true)
     }
 
-    fn text(&self, file: &str) -> String {
+    pub(super) fn text(&self, file: &str) -> String {
         fs::read_to_string(self.folder.0.join(file)).unwrap()
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         let names = fs::read_dir(&self.folder.0).unwrap();
         let mut names: Vec<_> = names
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -133,55 +129,6 @@ fn files_of_a_person_are_never_replaced_or_removed() {
         refused.text().starts_with("the configuration is no folder"),
         "{refused:?}"
     );
-}
-
-#[test]
-fn a_kill_during_a_write_leaves_the_old_or_the_new_file() {
-    let rig = Rig::new("killed");
-    let versions = ["10.0.0.0/8", "192.168.0.0/16"].map(|deny| json!(vec![deny; 400]));
-    for round in 0..8_u8 {
-        let mut program = rig.run();
-        let stop = Arc::new(AtomicBool::new(false));
-        thread::scope(|scope| {
-            let changing = scope.spawn(|| {
-                for version in versions.iter().cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
-                    let mut table = forward(rig.target);
-                    table["deny"] = version.clone();
-                    change_or_lose(&rig.socket, &table);
-                }
-            });
-            // Sleeps because the moment of the kill is arbitrary.
-            let_pass(Duration::from_millis(150 + 7 * u64::from(round)));
-            program.kill();
-            stop.store(true, Ordering::Relaxed);
-            changing.join().unwrap();
-        });
-        let names = rig.names();
-        let known = ["main.toml", "web.toml", "web.toml.new"];
-        assert!(names.iter().all(|name| known.contains(&&**name)), "{names:?}");
-        let path = rig.folder.0.to_str().unwrap();
-        let mut check = Command::new(env!("CARGO_BIN_EXE_spliceway"));
-        let checked = check.args(["check", path]).output().unwrap();
-        assert!(checked.status.success(), "{checked:?}");
-        let text = rig.text("web.toml");
-        let counts = ["10.0.0.0/8", "192.168.0.0/16"].map(|deny| text.matches(deny).count());
-        assert!(counts == [400, 0] || counts == [0, 400], "{counts:?}");
-    }
-}
-
-/// Asks for a change. There is no answer if the program is killed.
-fn change_or_lose(socket: &Socket, table: &Value) {
-    let Ok(mut stream) = UnixStream::connect(socket.path()) else {
-        return;
-    };
-    let body = table.to_string();
-    let length = body.len();
-    let head = format!("PUT /v1/services/web?persist HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n");
-    let mut answer = String::new();
-    if stream.write_all(&[head, body].concat().into_bytes()).is_ok() {
-        let _ = stream.read_to_string(&mut answer);
-    }
-    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 20"), "{answer}");
 }
 
 #[test]

@@ -254,6 +254,19 @@ fn an_optional_certificate_may_be_missing_but_not_wrong() {
 }
 
 #[test]
+fn rules_for_optional_certificates_come_with_a_warning() {
+    let setting = Setting::new();
+    for (when, warnings) in [("optional", 1), ("required", 0)] {
+        let rules = ["--tls-client-verify", when, "--tls-client-allow", "CN:Ann"];
+        let mut program = Program::forward(echo("127.0.0.1:0"), &setting.arguments(&rules));
+        let without = attempt(&program, &Config::new(&setting.pair));
+        assert_eq!(without.is_ok(), when == "optional", "{without:?}");
+        let warning = "--tls-client-allow: does not apply to clients without a certificate";
+        assert_eq!(program.lines_with(warning), warnings);
+    }
+}
+
+#[test]
 fn rules_permit_names_and_fingerprints() {
     let setting = Setting::new();
     let issue = |name| setting.authority.issue("Ann", &[name], |_| {});

@@ -173,3 +173,21 @@ fn a_stop_lets_a_session_finish_and_announces_its_end() {
     assert_eq!(client.exchange(b"").unwrap(), b"last");
     assert!(program.exit().success() && began.elapsed() < PATIENCE);
 }
+
+/// The datagrams would pass in clear text.
+#[test]
+fn associations_are_refused_inside_of_tls_and_other_commands_are_not() {
+    let pair = Pair::new(&["a.test"]);
+    for kind in ["socks5", "mixed"] {
+        let mut program = service(kind, echo("127.0.0.1:0"), &pair, &[]);
+        for (command, expected) in [(3, 7), (2, 0)] {
+            let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
+            client.send(&[5, 1, 0]);
+            assert_eq!(client.receive(2), [5, 0]);
+            client.send(&[5, command, 0, 1, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(client.receive(10)[..2], [5, expected], "{kind}, {command}");
+        }
+        let record = program.line("end=");
+        assert!(record.contains("end=denied:command"), "{record}");
+    }
+}

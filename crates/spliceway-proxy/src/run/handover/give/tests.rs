@@ -50,7 +50,7 @@ impl World {
         let service = Arc::clone(&overview.services()[0].service);
         let (client, near) = UnixStream::pair().unwrap();
         let (far, target) = UnixStream::pair().unwrap();
-        let session = Session::new(1, service.name, Instant::now(), Facts::default());
+        let session = Session::new(1, Arc::clone(&service.name), Instant::now(), Facts::default());
         let rates = service.rates.of_session(None);
         let suspended = Suspended {
             client: Stream::Unix(near),

@@ -103,12 +103,17 @@ impl Authority {
 
     /// Returns such a list with this number.
     pub(crate) fn revoke_again(&self, number: u64, serials: &[u64], year: i32) -> String {
-        self.list(number, serials, date_time_ymd(year, 1, 1).into(), None)
+        self.list(number, serials, [year_of(2000), year_of(year)], None)
     }
 
     /// Returns an empty list that is valid until this time.
     pub(crate) fn revoke_until(&self, until: SystemTime) -> String {
-        self.list(1, &[], until, None)
+        self.list(1, &[], [year_of(2000), until], None)
+    }
+
+    /// Returns a list that is valid between these years.
+    pub(crate) fn revoke_between(&self, serials: &[u64], years: [i32; 2]) -> String {
+        self.list(2, serials, years.map(year_of), None)
     }
 
     /// Returns such a list for the certificates with this distribution point.
@@ -118,14 +123,14 @@ impl Authority {
             distribution_point: CrlDistributionPoint { uris },
             scope: None,
         };
-        self.list(number, serials, date_time_ymd(2900, 1, 1).into(), Some(point))
+        self.list(number, serials, [2000, 2900].map(year_of), Some(point))
     }
 
     fn list(
         &self,
         number: u64,
         serials: &[u64],
-        until: SystemTime,
+        valid: [SystemTime; 2],
         point: Option<CrlIssuingDistributionPoint>,
     ) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
@@ -135,8 +140,8 @@ impl Authority {
             invalidity_date: None,
         };
         let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2000, 1, 1),
-            next_update: until.into(),
+            this_update: valid[0].into(),
+            next_update: valid[1].into(),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: point,
             revoked_certs: serials.iter().map(revoked).collect(),
@@ -163,4 +168,8 @@ fn sha256(bytes: &[u8]) -> String {
     let suite = rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
     let digest = suite.tls13().unwrap().common.hash_provider.hash(bytes);
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn year_of(year: i32) -> SystemTime {
+    date_time_ymd(year, 1, 1).into()
 }

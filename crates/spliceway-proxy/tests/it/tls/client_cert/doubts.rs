@@ -91,6 +91,31 @@ fn cases(ca: &Authority, other: &Authority) -> [Case<'static>; 6] {
     ]
 }
 
+/// Returns cases with a CRL for a later time. The client has number 8.
+fn early_cases(ca: &Authority) -> [Case<'static>; 2] {
+    const EARLY: &str = "the CRL is for a time from 2800-01-01T00:00:00Z on, and does not count before";
+    const MISSING: &str = "the CA \"CN=CA\" has no CRL, and the clients of this CA";
+    let early = ca.revoke_between(&[8], [2800, 2900]);
+    let both = early.clone() + &ca.revoke(&[7], 2900);
+    [
+        Case {
+            cas: ca.pem.clone(),
+            crls: early,
+            warnings: &[
+                ("tls_client_crl", 1, EARLY, "warning"),
+                ("tls_client_ca", 1, MISSING, "warning"),
+            ],
+            accepted: [false, false],
+        },
+        Case {
+            cas: ca.pem.clone(),
+            crls: both,
+            warnings: &[("tls_client_crl", 1, EARLY, "warning")],
+            accepted: [true, false],
+        },
+    ]
+}
+
 /// Returns what a command of the program prints about a configuration.
 fn said(arguments: &[&str], file: &TextFile) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
@@ -109,7 +134,8 @@ fn a_crl_that_refuses_clients_is_named_by_check_start_and_doctor() {
         crl.path()
     );
     let file = TextFile::new(&config(&setting, &more));
-    for case in cases(&setting.authority, &other) {
+    let early = early_cases(&setting.authority);
+    for case in cases(&setting.authority, &other).into_iter().chain(early) {
         setting.file.write(&case.cas);
         crl.write(&case.crls);
         let (code, checked) = said(&["check", "-c"], &file);
@@ -158,7 +184,7 @@ fn openssl_accepts_the_same_clients_with_the_same_crls() {
         return;
     }
     let (ca, other) = (Authority::new("CA"), Authority::new("other"));
-    for case in cases(&ca, &other) {
+    for case in cases(&ca, &other).into_iter().chain(early_cases(&ca)) {
         let (cas, crls) = (TextFile::new(&case.cas), TextFile::new(&case.crls));
         for ((of, name), is_accepted) in [&ca, &other].into_iter().zip(CAS).zip(case.accepted) {
             let client = TextFile::new(&of.host("b.test", 8).chain);
