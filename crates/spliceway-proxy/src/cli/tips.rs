@@ -167,7 +167,10 @@ impl Typed<'_> {
                 let tip = || (!has_similar).then(|| self.of_positional(name)).flatten();
                 let is_file = name.ends_with(".toml");
                 let of_file = || is_file.then(|| format!("to serve what a file describes, type spliceway run {name}"));
-                of(&COMMANDS, name).or_else(of_file).or_else(tip)
+                // The other groups of commands have names of their own.
+                let has_commands = matches!(self.arguments.first(), Some(first) if [name, "user"].contains(first));
+                let command = of(&COMMANDS, name).filter(|_| has_commands);
+                command.or_else(of_file).or_else(tip)
             }
             // A value that follows the flags is taken for a command.
             ErrorKind::ArgumentConflict => match text(ContextKind::InvalidSubcommand) {
