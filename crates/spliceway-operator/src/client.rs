@@ -89,8 +89,8 @@ async fn send(socket: &Path, head: Builder, body: Bytes, patience: Duration) -> 
     if status.is_success() {
         return Ok(body);
     }
-    let why = match parse(&body) {
-        Ok(Reply::Error(why)) => why,
+    let why = match serde_json::from_slice(&body) {
+        Ok(Reply::Error(why)) => lines(&why),
         _ => format!("{}: unexpected answer {status}", socket.display()),
     };
     let is_fault = status == StatusCode::UNPROCESSABLE_ENTITY;
@@ -120,9 +120,9 @@ pub(crate) async fn order(socket: &Path, method: Method, path: &str, patience: D
 /// As [`get`].
 pub(crate) async fn order_with(socket: &Path, head: Builder, body: Bytes, patience: Duration) -> Result<String, Error> {
     let body = send(socket, head, body, patience).await?;
-    match parse(&body) {
-        Ok(Reply::Done(done)) => Ok(done),
-        Ok(Reply::Error(why)) => Err(Error::new(&why)),
+    match serde_json::from_slice(&body) {
+        Ok(Reply::Done(done)) => Ok(lines(&done)),
+        Ok(Reply::Error(why)) => Err(Error::new(&lines(&why))),
         Err(error) => Err(Error::unexpected(socket, &error)),
     }
 }
@@ -133,6 +133,11 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     let mut value = serde_json::from_slice(json)?;
     make_harmless(&mut value);
     serde_json::from_value(value)
+}
+
+/// Returns harmless lines. A fault or a warning has a line of its own.
+fn lines(text: &str) -> String {
+    text.lines().map(harmless).collect::<Vec<_>>().join("\n")
 }
 
 /// The header with the token of the operator. A process has one command, for one program.
@@ -176,9 +181,11 @@ fn make_harmless(value: &mut Value) {
 fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
     Error::new(&match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            format!("no spliceway at unix:{path}: it does not run, or runs without this --admin ({error})")
-        }
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
+            "{path}: no program has its admin socket here: give the path of its --admin, or of `socket` in \
+             [admin], as --admin or SPLICEWAY_ADMIN; a program without one needs it at its start"
+        ),
+        io::ErrorKind::PermissionDenied => format!("{path}: {error}: run this as the program's user or as root"),
         _ => format!("{path}: {error}"),
     })
 }
@@ -207,5 +214,23 @@ async fn exchange(socket: &Path, head: Builder, body: Bytes) -> Result<(StatusCo
         answered = &mut answered => answered,
         // The connection ends with the last byte of the answer, which may still be unread.
         _ = connection => answered.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_cannot_be_reached_has_its_remedy() {
+        let said = |kind: io::ErrorKind| unreachable(Path::new("/run/a.sock"), &kind.into()).to_string();
+        let wrong = "/run/a.sock: no program has its admin socket here: give the path of its --admin, ";
+        assert!(said(io::ErrorKind::NotFound).starts_with(wrong));
+        assert!(said(io::ErrorKind::ConnectionRefused).starts_with(wrong));
+        let denied = said(io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            denied,
+            "/run/a.sock: permission denied: run this as the program's user or as root"
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::{Backend, BackendCounts, Health, Recent};
+use crate::api::{Backend, BackendCounts, Health, Recent, ServiceStatus};
 use crate::text::{percent, time};
 
 /// From this share of failed sessions on, a service is degraded, in per cent. Some targets of a
@@ -10,6 +10,46 @@ use crate::text::{percent, time};
 const DEGRADED_PERCENT: u64 = 5;
 /// From this share on, a service is failing. A service that refuses this share is degraded.
 const FAILING_PERCENT: u64 = 50;
+/// The characters of a line about services, which leaves room for how many more there are.
+const LINE_MAX: usize = 64;
+
+/// Returns a line about the services with the worst health, and that health. `None` if all are ok.
+pub(crate) fn summary(services: &[ServiceStatus]) -> Option<(String, Health)> {
+    let worst = services.iter().map(|service| service.health).min()?;
+    let mut line = match worst {
+        Health::Failing => "failing: ",
+        Health::Degraded => "degraded: ",
+        Health::Ok => return None,
+    }
+    .to_owned();
+    let concerned: Vec<_> = services.iter().filter(|service| service.health == worst).collect();
+    for (at, service) in concerned.iter().enumerate() {
+        let next = format!("{} ({})", service.name, service.trouble());
+        if at > 0 && line.chars().count() + next.chars().count() > LINE_MAX {
+            line.push_str(&format!(" and {} more", concerned.len() - at));
+            break;
+        }
+        line.push_str(if at > 0 { ", " } else { "" });
+        line.push_str(&next);
+    }
+    Some((line, worst))
+}
+
+impl ServiceStatus {
+    /// Returns what is wrong with a service that needs the operator, in a few words.
+    fn trouble(&self) -> String {
+        let recent = &self.recent;
+        match self.backend_counts {
+            Some(counts) if counts.up + counts.draining < counts.all || counts.up == 0 => {
+                format!("{} of {} backends up", counts.up, counts.all)
+            }
+            _ if recent.refused > recent.failed => {
+                format!("{} refused", percent(recent.refused as f64, recent.whole() as f64))
+            }
+            _ => format!("{} failed", recent.failing()),
+        }
+    }
+}
 
 impl Health {
     /// Returns the health of a service.
@@ -72,6 +112,44 @@ fn is_share(part: u64, recent: &Recent, least: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_names_the_services_with_the_worst_health_and_why() {
+        let service = |name: &str, health, failed, counts: Option<(u64, u64)>| ServiceStatus {
+            name: name.to_owned(),
+            health,
+            recent: Recent {
+                sessions: 10,
+                failed,
+                refused: 6,
+                ..Recent::default()
+            },
+            backend_counts: counts.map(|(up, all)| BackendCounts { up, draining: 0, all }),
+            ..ServiceStatus::default()
+        };
+        let ok = service("ok", Health::Ok, 0, None);
+        let refusing = service("proxy", Health::Degraded, 0, Some((2, 2)));
+        let dead = service("web", Health::Failing, 0, Some((0, 3)));
+        let failing = service("socks5", Health::Failing, 7, None);
+        let long = service(&"x".repeat(60), Health::Failing, 7, None);
+        for (services, expected) in [
+            (vec![&ok], None),
+            (vec![], None),
+            (vec![&ok, &refusing], Some("degraded: proxy (60 % refused)")),
+            (vec![&refusing, &dead], Some("failing: web (0 of 3 backends up)")),
+            (
+                vec![&dead, &failing],
+                Some("failing: web (0 of 3 backends up), socks5 (54 % failed)"),
+            ),
+            (
+                vec![&dead, &long, &failing],
+                Some("failing: web (0 of 3 backends up) and 2 more"),
+            ),
+        ] {
+            let services: Vec<_> = services.into_iter().cloned().collect();
+            assert_eq!(summary(&services).map(|(line, _)| line).as_deref(), expected);
+        }
+    }
 
     #[test]
     fn lost_backends_and_failed_sessions_decide() {

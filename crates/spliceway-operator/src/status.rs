@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use crate::api::{Rates, ServiceStatus, Status};
+use crate::api::{Health, Rates, ServiceStatus, Status};
 use crate::client::{self, Error, PATIENCE};
+use crate::health;
 use crate::text::{bytes, count, is_harmful, percent, time};
 use crate::tls;
 use crate::users;
@@ -52,6 +53,9 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         "spliceway {}  pid {pid}  {}, {ready}  up {uptime}",
         status.version, status.state
     )?;
+    if let Some((line, _)) = health::summary(&status.services) {
+        writeln!(text, "{line}")?;
+    }
     writeln!(
         text,
         "sessions   {} active of {}, {} in total, {:.1}/s",
@@ -100,6 +104,8 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
         "{:<16} {:<10} {:>7} {:>9} {:>10} {:>10} {:>9}",
         "SERVICE", "STATE", "ACTIVE", "TOTAL", "UP", "DOWN", "SPLICED"
     )?;
+    let mut services: Vec<_> = services.iter().collect();
+    services.sort_by_key(|service| service.health);
     for service in services {
         let all = service.bytes_up.saturating_add(service.bytes_down);
         let spliced = service.spliced_up.saturating_add(service.spliced_down);
@@ -107,7 +113,7 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
             text,
             "{:<16} {:<10} {:>7} {:>9} {:>10} {:>10} {:>9}",
             service.name,
-            service.state,
+            state(service),
             service.sessions.active,
             service.sessions.total,
             bytes(service.bytes_up as f64),
@@ -125,6 +131,15 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
         backends(text, service)?;
     }
     Ok(())
+}
+
+/// Returns the health of a service that accepts clients, unless that is ok. Otherwise, its state.
+fn state(service: &ServiceStatus) -> &str {
+    match (&*service.state, service.health) {
+        ("accepting", Health::Failing) => "failing",
+        ("accepting", Health::Degraded) => "degraded",
+        (state, _) => state,
+    }
 }
 
 /// Writes how many sessions failed in the last minute, and why.
@@ -192,7 +207,7 @@ pub(crate) fn uptime(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{Backend, Limits, LogStatus, Pipes, ReasonCount, Recent, SessionCounts, Trouble};
+    use crate::api::{Backend, BackendCounts, Limits, LogStatus, Pipes, ReasonCount, Recent, SessionCounts, Trouble};
 
     fn service(large: u64, sessions: SessionCounts) -> ServiceStatus {
         ServiceStatus {
@@ -229,6 +244,43 @@ mod tests {
             }],
             ..ServiceStatus::default()
         }
+    }
+
+    #[test]
+    fn services_that_need_the_operator_come_first_with_their_health() {
+        let service = |name: &str, state: &str, health| ServiceStatus {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            health,
+            backend_counts: Some(BackendCounts {
+                up: 0,
+                draining: 0,
+                all: 3,
+            }),
+            ..ServiceStatus::default()
+        };
+        let status = Status {
+            state: "serving".to_owned(),
+            services: vec![
+                service("fine", "accepting", Health::Ok),
+                service("lame", "accepting", Health::Degraded),
+                service("web", "accepting", Health::Failing),
+                service("old", "draining", Health::Failing),
+            ],
+            ..Status::default()
+        };
+        let text = shown(&status);
+        let line = "\nfailing: web (0 of 3 backends up), old (0 of 3 backends up)\nsessions ";
+        assert!(text.contains(line), "{text}");
+        let table = text.lines().skip_while(|line| !line.starts_with("SERVICE")).skip(1);
+        let table: Vec<_> = table.map(|line| line[..27].trim_end()).collect();
+        let expected = [
+            "web              failing",
+            "old              draining",
+            "lame             degraded",
+            "fine             accepting",
+        ];
+        assert_eq!(table, expected);
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Report {
         format!("{colour}{text}{colour:#}\nspliceway {version}, Linux {kernel} {machine}, user {user}\n")
     }
 
-    /// Returns what needs attention, and how many checks of each section do not.
+    /// Returns what needs attention, and the number of checks of each section.
     fn short(&self) -> String {
         let mut text = "\n".to_owned();
         for entry in self.entries.iter().filter(|entry| entry.finding.needs_attention()) {
@@ -164,12 +164,34 @@ impl Report {
             let fine = entries.iter().filter(|entry| !entry.finding.needs_attention()).count();
             if fine > 0 {
                 let style = colour(Verdict::Ok);
-                let checks = if entries.len() == 1 { "check" } else { "checks" };
-                text += &format!("{style}{:<INDENT$}{style:#}", "ok");
-                text += &format!("{title}: {fine} of {} {checks}\n", entries.len());
+                text += &format!("{style}{:<INDENT$}{style:#}{title}: ", "ok");
+                text += &match entries.len() {
+                    1 => "1 of 1 check".to_owned(),
+                    all if all == fine => format!("{all} of {all} checks"),
+                    _ => self.counts(entries),
+                };
+                text.push('\n');
             }
         }
         text + "\n`-v` shows every check, and `--json` is for programs.\n"
+    }
+
+    /// Returns how many checks have each word, in the order in which the words appear.
+    fn counts(&self, entries: &[Entry]) -> String {
+        let mut counts = vec![("ok", 0)];
+        for entry in entries {
+            let word = self.subject.word(entry);
+            match counts.iter_mut().find(|(counted, _)| *counted == word) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((word, 1)),
+            }
+        }
+        let counts = counts.iter().map(|(word, count)| match *word {
+            "remark" | "warning" | "fault" if *count > 1 => format!("{count} {word}s"),
+            "differs" if *count > 1 => format!("{count} differ"),
+            _ => format!("{count} {word}"),
+        });
+        counts.collect::<Vec<_>>().join(", ")
     }
 
     fn long(&self) -> String {

@@ -481,7 +481,7 @@ mod tests {
             let screen = drawn(model, width, 24);
             screen.lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(lines(&mut model, 60)[3], "failing: web");
+        assert_eq!(lines(&mut model, 60)[3], "failing: web (0 of 2 backends up)");
         model.key(KeyEvent::from(KeyCode::Tab));
         let screen = lines(&mut model, 100);
         assert_eq!(

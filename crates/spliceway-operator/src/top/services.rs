@@ -9,6 +9,7 @@ use ratatui::widgets::{Row, Table};
 use super::model::Model;
 use super::style::{HEAD, NARROW, cell};
 use crate::api::{Health, ServiceStatus};
+use crate::health;
 use crate::text::bytes;
 
 /// The columns of a narrower screen leave no room for why a service fails.
@@ -16,17 +17,8 @@ const WITH_REASONS: u16 = 90;
 
 /// Returns a line that says which services fail.
 pub(super) fn summary(model: &Model) -> Option<Line<'static>> {
-    let of = |health| {
-        let services = model.status.services.iter();
-        let names: Vec<_> = services
-            .filter(|one| one.health == health)
-            .map(|one| &*one.name)
-            .collect();
-        (!names.is_empty()).then(|| names.join(", "))
-    };
-    let failing = of(Health::Failing).map(|names| (format!("failing: {names}"), Health::Failing));
-    let worst = failing.or_else(|| Some((format!("degraded: {}", of(Health::Degraded)?), Health::Degraded)));
-    worst.map(|(text, health)| Line::styled(text, style(health)))
+    let (text, health) = health::summary(&model.status.services)?;
+    Some(Line::styled(text, style(health)))
 }
 
 fn style(health: Health) -> Style {

@@ -8,12 +8,13 @@ use serde_json::Value as Json;
 #[cfg(test)]
 mod tests;
 
+use crate::access::accounts::AllLimits;
 use crate::access::policy::TargetRules;
 use crate::monitor::admin;
 use crate::net::listener::Transport;
 use crate::settings::config::schema::Schema;
 use crate::settings::config::{AUTH_VARIABLE, Config, File, List, Records, Rule, UPSTREAM_VARIABLE, Value, declared};
-use crate::settings::{Kind, Settings};
+use crate::settings::{Kind, ServiceSettings, Settings};
 
 /// Returns the file that means `config`. It has no secrets, and names the variables that must hold
 /// them.
@@ -103,10 +104,45 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
                 let _ = write!(text, ", not TLS {target}");
             }
         }
+        text.push_str(&guards(service, &settings.users));
         text.push('\n');
     }
     for warning in &settings.warnings {
         let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+/// Returns the TLS, the checks and the users of a service in a few words, each after a comma.
+fn guards(service: &ServiceSettings, limits: &AllLimits) -> String {
+    let mut text = String::new();
+    if let Some(tls) = &service.tls {
+        let pairs = tls.pairs();
+        let mut names = pairs.all().iter().flat_map(|pair| &pair.names);
+        let name = match (names.next(), names.count()) {
+            (None, _) => String::new(),
+            (Some(name), 0) => format!(" ({name})"),
+            (Some(name), more) => format!(" ({name} and {})", counted(more, "more name")),
+        };
+        let _ = write!(text, ", TLS{name}");
+    }
+    let checks = service.balance.as_ref().and_then(|balance| balance.check.as_ref());
+    if let (Some(checks), Some(written)) = (checks, &service.config.check) {
+        let _ = write!(text, ", check {} every {:?}", written.text(), checks.interval);
+    }
+    match &service.users {
+        Some(users) => {
+            let names = users.names();
+            let with_quota = names.iter().filter(|name| limits.has_quota(name)).count();
+            let _ = write!(text, ", {}", counted(names.len(), "user"));
+            if with_quota > 0 {
+                let _ = write!(text, ", {} with a quota", counted(with_quota, "user"));
+            }
+        }
+        None if service.requires_client_certs() => text.push_str(", users by certificate"),
+        None if service.kind.protocols().is_empty() => {}
+        None if service.config.allow.is_some() => text.push_str(", no users: every client that allow permits"),
+        None => text.push_str(", no users: every client"),
     }
     text
 }

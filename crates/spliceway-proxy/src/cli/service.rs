@@ -198,7 +198,7 @@ fn in_words(words: &[String]) -> Result<Map<String, Json>, String> {
 
 /// Returns the value of a word. It has the type that the key has in a configuration file.
 fn typed(schema: &Schema, key: &str, word: &str) -> Json {
-    let type_of_key = format!("/properties/service/items/properties/{key}/anyOf/0/anyOf/0/type");
+    let type_of_key = format!("/properties/service/items/properties/{key}/anyOf/0/type");
     let is_number = schema
         .json()
         .pointer(&type_of_key)

@@ -157,6 +157,7 @@ impl Typed<'_> {
         match wrong.kind() {
             ErrorKind::UnknownArgument => super::service::tip(wrong, argument)
                 .or_else(|| self.of_hyphens())
+                .or_else(|| self.of_reload(argument))
                 .or_else(|| of_option(argument))
                 .or_else(|| self.of_other_command(argument))
                 .or_else(|| self.of_positional(argument)),
@@ -164,7 +165,12 @@ impl Typed<'_> {
                 let name = text(ContextKind::InvalidSubcommand)?;
                 let has_similar = wrong.get(ContextKind::SuggestedSubcommand).is_some();
                 let tip = || (!has_similar).then(|| self.of_positional(name)).flatten();
-                of(&COMMANDS, name).or_else(tip)
+                let is_file = name.ends_with(".toml");
+                let of_file = || is_file.then(|| format!("to serve what a file describes, type spliceway run {name}"));
+                // The other groups of commands have names of their own.
+                let has_commands = matches!(self.arguments.first(), Some(first) if [name, "user"].contains(first));
+                let command = of(&COMMANDS, name).filter(|_| has_commands);
+                command.or_else(of_file).or_else(tip)
             }
             // A value that follows the flags is taken for a command.
             ErrorKind::ArgumentConflict => match text(ContextKind::InvalidSubcommand) {
@@ -204,6 +210,16 @@ impl Typed<'_> {
             let name = name.strip_prefix('-').filter(|name| !name.starts_with('-'))?;
             (name.len() > 1 && is_long(name)).then(|| format!("a long flag has two hyphens: type --{name}"))
         })
+    }
+
+    /// A running program knows its files.
+    fn of_reload(&self, flag: &str) -> Option<String> {
+        let name = self
+            .arguments
+            .first()
+            .filter(|name| matches!(**name, "reload" | "upgrade"))?;
+        let is_of_files = OPTIONS[0].0.contains(&flag.split('=').next()?);
+        is_of_files.then(|| format!("{name} reads the file with which the program was started: it takes none"))
     }
 
     /// Another command may have the flag.

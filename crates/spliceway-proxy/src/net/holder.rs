@@ -1,9 +1,9 @@
 //! Finds the process that holds an address, by what the kernel tells in `/proc`. It connects to
 //! nothing, so a program that listens there notices nothing.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::{fmt, fs};
 
 use spliceway_protocol::address::ListenAddress;
 
@@ -28,6 +28,20 @@ pub(crate) enum Holder {
     /// program, too, which may be the one.
     UnknownBesideInstance(u32),
     Unknown,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Instance(pid) => write!(f, "a running instance of this program (process {pid})"),
+            Self::Other { pid, name } => write!(f, "{name} (process {pid})"),
+            Self::UnknownBesideInstance(pid) => write!(
+                f,
+                "a process of another user, perhaps the running instance of this program ({pid})"
+            ),
+            Self::Unknown => f.write_str("a process of another user"),
+        }
+    }
 }
 
 /// Returns the process that holds this address, for connections or for datagrams.

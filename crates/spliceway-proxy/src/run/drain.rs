@@ -25,6 +25,15 @@ pub(super) enum Drained {
     Hurried,
 }
 
+/// Returns a time limit in words. A `Duration` shows no time as "0ns".
+pub(super) fn shown(limit: Duration) -> String {
+    if limit.is_zero() {
+        "0s".to_owned()
+    } else {
+        format!("{limit:?}")
+    }
+}
+
 /// Returns the status of a program that serves this number of sessions.
 pub(super) fn serving(sessions: u64) -> String {
     format!("serving: {}", count(sessions, "session"))

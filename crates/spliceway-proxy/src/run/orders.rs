@@ -34,6 +34,11 @@ use crate::settings::{Change, Source};
 /// program wait longer for their answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// The most warnings in an answer. The log has all of them.
+const WARNINGS_MAX: usize = 20;
+
+const RELOAD_REFUSED: &str = "the reload is refused, and the previous settings stay in force";
+
 /// What carries out orders.
 pub(super) struct Orders<'a> {
     pub(super) source: Arc<Source>,
@@ -139,15 +144,16 @@ impl Orders<'_> {
         manager.tell(Message::Ready(&status)).await;
         let changes = match reloaded {
             Ok(changes) => changes,
-            Err(wrong) => return Some(Err(NotDone::Refused(wrong))),
+            Err(wrong) => return Some(Err(NotDone::Refused(format!("{RELOAD_REFUSED}: {wrong}")))),
         };
+        let warnings = warnings(instance);
         if !end_sessions {
-            return Some(Ok(format!("reloaded: {changes}")));
+            return Some(Ok(format!("reloaded: {changes}{warnings}")));
         }
         let ended = overview.process.sessions.close_unknown(&instance.users()).await;
         let ended = count(ended, "session");
         tracing::info!("admin: ended {ended} of removed users{by}");
-        Some(Ok(format!("reloaded: {changes}; ended {ended}")))
+        Some(Ok(format!("reloaded: {changes}; ended {ended}{warnings}")))
     }
 
     /// Changes services. Returns what to tell the operator, or `None` if the program must stop.
@@ -207,6 +213,7 @@ impl Orders<'_> {
                     command.answer(Err::<Done, _>(NotDone::Busy(why)));
                 }
                 command.answer(Ok(format!("handed over: {summary}")));
+                overview.process.set_handed_over();
                 overview.process.health.drain();
                 return Some(End::now(Next::HandedOver(handover)));
             }
@@ -225,7 +232,8 @@ impl Orders<'_> {
         };
         overview.process.accounts.share(false).await;
         overview.process.metrics.upgraded(false);
-        tracing::error!("the upgrade failed, and this process serves on: {why}{}", command.by);
+        let why = format!("the upgrade failed, and this process serves on: {why}");
+        tracing::error!("{why}{}", command.by);
         for (name, command) in drains {
             drain(instance, name, command);
         }
@@ -331,6 +339,21 @@ fn serve(overview: &Overview, instance: &Instance) {
     overview.serve(instance.served(), instance.settings().cloned());
 }
 
+/// Returns the warnings about the settings in force, each after the end of a line.
+fn warnings(instance: &Instance) -> String {
+    let all = instance.settings().map_or(&[][..], |settings| &settings.warnings);
+    let shown = all
+        .iter()
+        .take(WARNINGS_MAX)
+        .map(|warning| format!("\nwarning: {warning}"));
+    let mut text: String = shown.collect();
+    if all.len() > WARNINGS_MAX {
+        let more = count(all.len() - WARNINGS_MAX, "more warning");
+        text.push_str(&format!("\nwarning: the log has {more}"));
+    }
+    text
+}
+
 /// Closes the listeners of a service at once, and answers when they are closed.
 fn drain(instance: &Instance, name: Arc<str>, command: Command) {
     let closed = instance.drain(&name, &command.by);
@@ -366,7 +389,7 @@ fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>, by: &By) 
             Ok(changes)
         }
         Err(wrong) => {
-            tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}{by}");
+            tracing::error!("{RELOAD_REFUSED}: {wrong}{by}");
             Err(wrong)
         }
     }

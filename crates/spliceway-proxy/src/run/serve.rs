@@ -230,13 +230,7 @@ async fn stop(
         handover.request_stop().await;
     }
     instance.close().await;
-    // A `Duration` shows no time as "0ns".
-    let shown = if limit.is_zero() {
-        "0s".to_owned()
-    } else {
-        format!("{limit:?}")
-    };
-    tracing::info!(limit = %shown, "draining: no new clients are accepted, sessions may finish");
+    tracing::info!(limit = %drain::shown(limit), "draining: no new clients are accepted, sessions may finish");
     // An upgrade that was given up has used some of the time.
     let left = limit.saturating_sub(end.at.elapsed());
     let drained = finish(drain, left, overview, signals, manager);
@@ -272,7 +266,8 @@ async fn finish(
     manager: &Manager,
 ) -> Drained {
     let mut drained = drain.wait(limit, signals, tell_progress(overview, manager)).await;
-    if drained == Drained::TimeUp {
+    let is_over = drained == Drained::TimeUp;
+    if is_over {
         let transfers = overview.process.metrics.cancel_all(FLUSH_GRACE);
         tracing::warn!(
             transfers,
@@ -281,6 +276,8 @@ async fn finish(
         drained = drain.wait(FLUSH_GRACE, signals, pending()).await;
     }
     match drained {
+        // The last line says how many sessions were cut.
+        Drained::Empty if is_over => {}
         Drained::Empty => tracing::info!("drained: every session has ended"),
         Drained::TimeUp => tracing::warn!("some sessions did not end in time: their records show any lost bytes"),
         Drained::Hurried => {

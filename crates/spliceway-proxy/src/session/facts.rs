@@ -239,6 +239,18 @@ impl Facts {
         self.closed
     }
 
+    /// Returns why the session was not handed over to the process that serves now.
+    pub(super) fn why_it_stayed(&self) -> &'static str {
+        match &self.phase {
+            Phase::Handshake | Phase::Dial => "after an upgrade, this session had no relay that could move",
+            Phase::Datagrams(_) => "after an upgrade, datagrams stay in the old process, which has ended",
+            Phase::Relay(..) if self.tls.is_some() || self.target_tls.is_some() => {
+                "after an upgrade, sessions with TLS stay in the old process, which has ended"
+            }
+            Phase::Relay(..) => "after an upgrade, this session stayed in the old process, which has ended",
+        }
+    }
+
     /// Returns the version of TLS, if the program terminates the TLS of the client.
     pub(crate) fn tls_version(&self) -> Option<&'static str> {
         let agreed = self.tls.as_ref().and_then(|tls| tls.agreed.as_ref());

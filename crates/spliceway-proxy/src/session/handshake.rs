@@ -89,6 +89,8 @@ pub(super) enum NoRequest {
     Refused {
         reason: Refusal,
         answer: Vec<u8>,
+        /// What the client should have done, if the reason does not say it.
+        cause: Option<&'static str>,
     },
     /// The client ended its stream before its request was complete.
     Gone,
@@ -152,7 +154,8 @@ async fn receive_socks5(
     claims: &mut ClientClaims,
 ) -> Result<ClientRequest, NoRequest> {
     let mut greeting = socks5::Greeting::new(authenticator.demand());
-    let offer = read(client, |input| greeting.feed(input)).await?;
+    let offer = read(client, |input| greeting.feed(input)).await;
+    let offer = offer.map_err(|no_request| no_request.of_demand(authenticator.demand()))?;
     client.write_all(&offer.answer()).await?;
     let (agreed, user) = match offer {
         socks5::Offer::Agreed(agreed) => (agreed, None),
@@ -182,7 +185,8 @@ async fn receive_socks5(
 async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<ClientRequest, NoRequest> {
     let mut stage = socks4::RequestStage::new(authenticator.demand());
     // The user id proves nothing, because a client may send any user id.
-    let (request, _) = read(client, |input| stage.feed(input)).await?;
+    let request = read(client, |input| stage.feed(input)).await;
+    let (request, _) = request.map_err(|no_request| no_request.of_demand(authenticator.demand()))?;
     Ok(ClientRequest {
         request,
         spoken: Some(Spoken::Socks4),
@@ -416,16 +420,39 @@ impl ClientRequest {
 }
 
 fn refused(reason: Refusal, answer: Vec<u8>) -> NoRequest {
-    NoRequest::Refused { reason, answer }
+    let cause = None;
+    NoRequest::Refused { reason, answer, cause }
 }
 
 impl NoRequest {
     pub(super) fn outcome(&self) -> Outcome {
         match self {
-            Self::Refused { reason, .. } => SessionEnd::Denied(*reason).into(),
+            Self::Refused { reason, cause, .. } => Outcome {
+                end: SessionEnd::Denied(*reason),
+                cause: cause.map(Into::into),
+            },
             Self::Gone => SessionEnd::ClientEof.into(),
             Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }
+    }
+
+    /// Adds why a method to log in is refused by a service with this demand.
+    fn of_demand(mut self, demand: Demand) -> Self {
+        if let Self::Refused { reason, cause, .. } = &mut self {
+            *cause = match (reason, demand) {
+                (Refusal::Socks5(socks5::Refusal::Method), Demand::Password) => {
+                    Some("the client offers no password, and this service needs one")
+                }
+                (Refusal::Socks5(socks5::Refusal::Method), Demand::Nothing) => {
+                    Some("the client does not offer to come without a password, and this service has no users")
+                }
+                (Refusal::Socks4(socks4::Refusal::Method), _) => {
+                    Some("SOCKS4 has no passwords, and this service needs one: use SOCKS5")
+                }
+                _ => return self,
+            };
+        }
+        self
     }
 
     fn by_parser(refusal: impl Copy + Into<Refusal> + Into<Refused>) -> Self {

@@ -1,6 +1,7 @@
 //! What all services of this process share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
@@ -25,6 +26,8 @@ pub(crate) struct Process {
     pub(crate) gate: Gate,
     /// The number of descriptors that this process may open.
     pub(crate) descriptors: usize,
+    /// Whether a new process serves in the place of this one.
+    handed_over: AtomicBool,
 }
 
 impl Process {
@@ -41,6 +44,16 @@ impl Process {
             adopted: Adopted::default(),
             gate,
             descriptors,
+            handed_over: AtomicBool::new(false),
         })
+    }
+
+    /// Records that a new process serves in the place of this one.
+    pub(crate) fn set_handed_over(&self) {
+        self.handed_over.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Relaxed)
     }
 }

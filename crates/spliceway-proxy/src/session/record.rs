@@ -60,12 +60,17 @@ impl Record {
     }
 
     fn write(&mut self, mut outcome: Outcome) {
-        let closed = self.guard.session().facts().end();
-        if outcome.end == SessionEnd::Drained
-            && let Some(reason) = closed
-        {
-            outcome.end = reason;
+        let mut facts = self.guard.session().facts();
+        let closed = facts.end();
+        if outcome.end == SessionEnd::Drained {
+            let was_handed_over = self.guard.service().process.has_handed_over();
+            if let Some(reason) = closed {
+                outcome.end = reason;
+            } else if was_handed_over && outcome.cause.is_none() {
+                outcome.cause = Some(facts.why_it_stayed().into());
+            }
         }
+        drop(facts);
         let (relay, datagrams) = self.guard.stop_counting();
         if ended_early(outcome.end, &relay)
             && let Some(lease) = self.guard.lease()

@@ -1,7 +1,7 @@
 //! The limits of users: of every user, and of users with a table of their own.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use toml::Spanned;
@@ -10,7 +10,12 @@ use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use super::service::{HostUsers, ServiceSettings};
 use crate::access::accounts::{AllLimits, Quotas, UserLimits};
+use crate::settings::config::schema::closest;
 use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
+
+/// The most names that are compared with one that no service has. Each further such name gets half
+/// of them, because a service may have a million users.
+const HINTS: usize = 1 << 16;
 
 /// Returns the limits of all users. A key that a user does not have is that of every user.
 pub(super) fn user_limits(
@@ -32,13 +37,14 @@ pub(super) fn user_limits(
         rate_out: or(rate_out, None),
         quotas: faults.keep(quotas(quota, origin)).flatten().unwrap_or_default(),
     };
-    let known: HashSet<_> = services
+    let known: BTreeSet<_> = services
         .iter()
         .filter_map(|service| service.users.as_ref())
         .flat_map(|users| users.names())
         .collect();
     // Only the CA knows all names in its certificates.
     let are_all_known = faults.is_empty() && services.iter().all(|service| !service.has_users_by_certificate());
+    let mut hints = HINTS;
     let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
     for table in tables {
         let (location, table) = (table.span().start, table.get_ref());
@@ -68,7 +74,10 @@ pub(super) fn user_limits(
             }
         }
         if are_all_known && !known.contains(&user) {
-            let problem = format!("no service has the user {user}, so this table has no effect");
+            let near = closest(&user, known.iter().take(hints).map(|known| &**known));
+            let near = near.map_or_else(String::new, |near| format!(": did you mean `{near}`?"));
+            hints /= 2;
+            let problem = format!("no service has the user {user}, so this table has no effect{near}");
             faults.warnings.push(Fault::new(at, "name", problem));
         }
         named.insert(user, limits);

@@ -191,13 +191,16 @@ impl Inspector {
                 | CertificateError::NotValidYet
                 | CertificateError::NotValidYetContext { .. },
             )) => Err(None),
-            Err(error) => Err(Some(format!(
-                "the roots of this system do not accept it: {}",
-                fault(&error)
-            ))),
+            Err(error) if is_of_ca(&error) && is_self_signed(own) => Err(Some(SELF_SIGNED.to_owned())),
+            Err(error) => Err(Some(format!("{REFUSED}: {}", fault(&error)))),
         }
     }
 }
+
+const REFUSED: &str = "clients that use the system's CAs refuse it";
+/// What clients do with the certificate of a CA that a server shows as its own.
+const SELF_SIGNED: &str = "clients that use the system's CAs refuse it, because it is a self-signed CA certificate: \
+    give clients this file as their CA, or get a certificate of a CA";
 
 /// Returns what is known about the authorities of a file, or those of the system.
 fn trusted(file: Option<&Path>) -> Vec<Finding> {
@@ -237,9 +240,19 @@ fn trusted(file: Option<&Path>) -> Vec<Finding> {
     }]
 }
 
+/// Returns whether a server shows the certificate of a CA as its own.
+fn is_of_ca(error: &Error) -> bool {
+    // webpki names its errors in their text alone.
+    matches!(error, Error::InvalidCertificate(CertificateError::Other(error)) if error.to_string() == "CaUsedAsEndEntity")
+}
+
+fn is_self_signed(certificate: &CertificateDer<'_>) -> bool {
+    Certificate::from_der(certificate)
+        .is_ok_and(|one| one.tbs_certificate().issuer() == one.tbs_certificate().subject())
+}
+
 /// Says what is missing after the last certificate of a chain. Its order does not matter.
 fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
-    const REFUSED: &str = "the roots of this system do not accept it";
     let Ok(last) = Certificate::from_der(own) else {
         return REFUSED.to_owned();
     };
@@ -349,6 +362,9 @@ mod tests {
         let alone = params("alone", &["a.test"]).self_signed(&key).unwrap();
         let alone = accepted(&[alone.der().clone()]).unwrap_err().unwrap();
         assert!(alone.contains("\"CN=alone\" is no public CA"), "{alone}");
+        let authority = authority("a").self_signed(&key).unwrap();
+        let of_ca = Inspector::with_roots(vec![authority.der().clone()], "").accepted(&[authority.der().clone()]);
+        assert_eq!(of_ca, Err(Some(SELF_SIGNED.to_owned())));
         let none = Inspector::with_roots(Vec::new(), "x").accepted(&[root.der().clone()]);
         assert!(none.unwrap_err().unwrap().contains("this system has no roots (x)"));
     }

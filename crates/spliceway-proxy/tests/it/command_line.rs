@@ -112,6 +112,8 @@ fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
             stderr.contains(&address) && stderr.contains("Address already in use"),
             "{stderr}"
         );
+        let holder = format!(" (process {})", std::process::id());
+        assert!(stderr.contains(": in use by ") && stderr.contains(&holder), "{stderr}");
         assert!(!stderr.contains("listening on"), "all or none: {stderr}");
     }
 }

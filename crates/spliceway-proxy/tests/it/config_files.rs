@@ -60,7 +60,7 @@ fn check_says_what_each_service_does_and_what_is_doubtful() {
     assert_eq!(
         String::from_utf8(output.stdout).unwrap(),
         format!(
-            "{path}: valid, 2 services\n  socks5: socks5 on :1080\n  web: forward on :80-81 to b:80-81\n\
+            "{path}: valid, 2 services\n  socks5: socks5 on :1080, 1 user\n  web: forward on :80-81 to b:80-81\n\
              warning: {path}:4:13: auth_file: {users}:1 (ann) is a clear-text password; `spliceway user passwd` hashes one\n"
         )
     );

@@ -138,9 +138,11 @@ fn a_running_instance_is_a_remark_and_serves_on() {
         )
     );
     assert!(advice.contains("`spliceway reload`"), "{advice}");
+    let text = text + "[admin]\nmetrics = \"127.0.0.1:0\"\n";
     let short = command(&TextFile::new(&text), &[]).output().unwrap();
     let short = String::from_utf8(short.stdout).unwrap();
     assert!(short.contains("\nremark       forward on "), "{short}");
+    assert!(short.contains("\nok           Ports: 1 ok, 1 remark\n"), "{short}");
     // The checks reached the target twice, and the instance never.
     assert_eq!(program.sum("spliceway_connections_total", &[]), 0);
     drop(target);

@@ -179,9 +179,10 @@ fn bytes_held_at_the_drain_timeout_reach_a_reading_client() {
     let have = read_all(&client);
     assert_same(&have, &sent[..have.len()]);
     let record = program.line("end=drained");
-    // The target could still send, but the session does not wait for more bytes.
-    program.line("every session has ended");
+    program.line("stopped: cut 1 session");
     assert_eq!(program.exit().code(), Some(CUT));
+    // The target could still send, but the session does not wait for more bytes.
+    assert_eq!(program.lines_with("did not end in time"), 0);
     assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");
     assert_eq!(number(&record, "lost_down"), None, "{record}");
 }

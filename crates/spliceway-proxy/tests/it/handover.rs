@@ -293,7 +293,10 @@ fn a_handshake_finishes_in_the_old_process_and_its_tunnel_moves() {
     assert!(upgraded.status.success(), "{said}");
     assert!(said.contains("hands over 1 session\n"), "{said}");
     assert!(said.contains("moved 0 sessions; process "), "{said}");
-    assert!(said.contains(" finishes 1 session\n"), "{said}");
+    assert!(
+        said.contains(" finishes 1 session: if it does not move later, it is cut after 30s\n"),
+        "{said}"
+    );
     let process = Process::in_line(&said);
     let (_, status) = socket.ask("GET", "/v1/status");
     assert_eq!(status["pid"], Value::from(process.0.as_raw_nonzero().get()));

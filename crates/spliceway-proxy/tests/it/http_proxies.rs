@@ -51,14 +51,50 @@ fn proxies_that_name_each_other_refuse_a_loop_immediately() {
 
 #[test]
 fn a_record_of_a_refused_method_has_the_protocol() {
-    for kind in ["socks5", "mixed"] {
-        let mut program = Program::proxy(kind, &["--auth", "ann:wonder"]);
+    let (users, none) = (&["--auth", "ann:wonder"][..], &[][..]);
+    let socks4 = [4, 1, 0, 80, 192, 0, 2, 1, 0];
+    for (kind, arguments, sent, answer, protocol, cause) in [
+        (
+            "socks5",
+            users,
+            &[5, 1, 0][..],
+            [5, 0xFF],
+            "socks5",
+            "the client offers no password, and",
+        ),
+        (
+            "mixed",
+            users,
+            &[5, 1, 0],
+            [5, 0xFF],
+            "socks5",
+            "the client offers no password, and",
+        ),
+        (
+            "socks5",
+            none,
+            &[5, 1, 2],
+            [5, 0xFF],
+            "socks5",
+            "the client does not offer to come without",
+        ),
+        (
+            "mixed",
+            users,
+            &socks4,
+            [0, 91],
+            "socks4",
+            "SOCKS4 has no passwords, and",
+        ),
+    ] {
+        let mut program = Program::proxy(kind, arguments);
         let mut client = program.connect();
-        client.write_all(&[5, 1, 0]).unwrap();
-        assert_eq!(read_exactly(&mut client, 2), [5, 0xFF]);
+        client.write_all(sent).unwrap();
+        assert_eq!(read_exactly(&mut client, 2), answer);
         drop(client);
         let record = program.line("end=denied:method");
-        assert!(record.contains("protocol=\"socks5\""), "{record}");
+        assert!(record.contains(&format!("protocol=\"{protocol}\"")), "{record}");
+        assert!(record.contains(&format!("cause=\"{cause}")), "{record}");
     }
 }
 

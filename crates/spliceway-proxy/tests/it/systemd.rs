@@ -78,7 +78,7 @@ fn the_packaged_configuration_is_valid_and_private() {
     assert!(check.status.success(), "{check:?}");
     let said = String::from_utf8(check.stdout).unwrap();
     // Port because nothing listens on it here.
-    let expected = "valid, 1 service\n  socks: socks5 on 127.0.0.1:1080\n";
+    let expected = "valid, 1 service\n  socks: socks5 on 127.0.0.1:1080, no users: every client\n";
     assert!(said.contains(expected), "{said}");
 }
 

@@ -129,9 +129,17 @@ impl File {
     /// Returns an error if nothing was changed.
     pub(super) fn update(&mut self, changes: &[Change], date: Date) -> Result<Updated, Unusable> {
         let until = Instant::now() + self.patience;
+        // A process that hands over waits for its updates, and they are short.
+        let mut is_silent = !self.is_loaded && self.others == 0;
         loop {
             match self.attempt(changes, date) {
-                Err(Unusable::Busy) if Instant::now() < until => replacement::wait(),
+                Err(Unusable::Busy) if Instant::now() < until => {
+                    if std::mem::take(&mut is_silent) {
+                        let path = self.path.display();
+                        tracing::warn!("waiting for the quota file {path}: {}", Unusable::Busy);
+                    }
+                    replacement::wait();
+                }
                 updated => {
                     self.is_exclusive = self.others == 0 && !self.has_companions();
                     if !self.is_exclusive {

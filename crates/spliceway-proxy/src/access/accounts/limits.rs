@@ -73,6 +73,11 @@ impl AllLimits {
         all.any(|limits| !limits.quotas.are_none())
     }
 
+    /// Returns whether this user has a quota.
+    pub(crate) fn has_quota(&self, user: &str) -> bool {
+        !self.of_user(user).quotas.are_none()
+    }
+
     /// Returns whether no user has a limit.
     pub(super) fn are_none(&self) -> bool {
         self.every.are_none() && self.named.values().all(UserLimits::are_none)

@@ -105,20 +105,14 @@ fn failed(address: &ListenAddress, transport: Transport, error: &io::Error) -> N
 }
 
 fn in_use(holder: Holder) -> Note {
-    let in_use = |mark, who: String| Note::new(mark, CHECK, "", format!("in use by {who}"));
+    let in_use = |mark| Note::new(mark, CHECK, "", format!("in use by {holder}"));
     match holder {
-        Holder::Instance(pid) => {
-            let who = format!("a running instance of this program (process {pid})");
-            in_use(Mark::Remark, who)
-                .advise("`spliceway reload` gives it this configuration; a second instance needs another address")
+        Holder::Instance(_) => in_use(Mark::Remark)
+            .advise("`spliceway reload` gives it this configuration; a second instance needs another address"),
+        Holder::Other { .. } => in_use(Mark::Fault).advise("stop that program, or choose another address"),
+        Holder::UnknownBesideInstance(_) => in_use(Mark::Warning).advise("run this check as root to see which process"),
+        Holder::Unknown => {
+            in_use(Mark::Fault).advise("run this check as root to see which process, or choose another address")
         }
-        Holder::Other { pid, name } => in_use(Mark::Fault, format!("{name} (process {pid})"))
-            .advise("stop that program, or choose another address"),
-        Holder::UnknownBesideInstance(pid) => {
-            let who = format!("a process of another user, perhaps the running instance of this program ({pid})");
-            in_use(Mark::Warning, who).advise("run this check as root to see which process")
-        }
-        Holder::Unknown => in_use(Mark::Fault, "a process of another user".to_owned())
-            .advise("run this check as root to see which process, or choose another address"),
     }
 }

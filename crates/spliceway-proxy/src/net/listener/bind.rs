@@ -14,6 +14,7 @@ use super::options::{BACKLOG, socket_to_listen};
 use super::socket_file::{Ownership, SocketFile};
 use super::{abstract_socket, inherited};
 use crate::net::datagrams;
+use crate::net::holder::{Holder, holder};
 use crate::net::transparent::may_allow_foreign_addresses;
 use spliceway_protocol::address::{ListenAddress, is_abstract};
 
@@ -50,18 +51,34 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
         }
         ListenAddress::Inherited(name) => inherited::take(name, transport),
     };
-    bound.map_err(|error| {
-        let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
-        let is_of_file = matches!(address, ListenAddress::Unix { .. });
-        let remedy = if is_refused && is_privileged(address) {
-            PRIVILEGE
-        } else if is_of_file && error.kind() == io::ErrorKind::NotFound {
-            ": create its folder, or correct the path"
-        } else {
-            ""
-        };
-        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}{remedy}"))
-    })
+    let error = match bound {
+        Ok(bound) => return Ok(bound),
+        Err(error) => error,
+    };
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied if is_privileged(address) => PRIVILEGE.to_owned(),
+        io::ErrorKind::NotFound if matches!(address, ListenAddress::Unix { .. }) => {
+            ": create its folder, or correct the path".to_owned()
+        }
+        io::ErrorKind::AddrInUse => in_use(address, transport).await,
+        _ => String::new(),
+    };
+    Err(io::Error::new(
+        error.kind(),
+        format!("cannot listen on {address}: {error}{remedy}"),
+    ))
+}
+
+/// Returns what an operator can do about an address that is in use.
+async fn in_use(address: &ListenAddress, transport: Transport) -> String {
+    let address = address.clone();
+    // A machine may have thousands of processes to look at.
+    let holder = tokio::task::spawn_blocking(move || holder(&address, transport == Transport::Datagrams));
+    match holder.await {
+        Ok(known @ (Holder::Instance(_) | Holder::Other { .. })) => format!(": in use by {known}"),
+        // It may also be a socket of this process.
+        _ => ": `spliceway doctor -c FILE`, as root, names the process".to_owned(),
+    }
 }
 
 /// Tells whether [`bind`] would succeed, and changes nothing. No client can connect meanwhile, and

@@ -12,7 +12,7 @@ use super::give_up::GiveUp;
 use super::link::NotSent;
 use super::message::{ToNew, ToOld, VERSION};
 use super::new_process::{ANSWER, NewProcess, START};
-use super::sessions::{self, Tally};
+use super::sessions::{self, Left, Tally};
 use super::state::ServiceState;
 use super::trouble::{Stopped, Trouble};
 use crate::kit::pid_file;
@@ -72,8 +72,8 @@ impl Upgrade {
         };
         match self.hand_over(&mut handover, offered, overview, give_up).await {
             Ok(()) => {
-                let left = overview.process.sessions.len();
-                let summary = handover.tally.summary(handover.new.pid(), left);
+                let left = Left::of(overview);
+                let summary = handover.tally.summary(handover.new.pid(), &left);
                 Upgraded::Done(handover, summary)
             }
             Err(Stopped::GivenUp) => Upgraded::GivenUp(Some(handover)),

@@ -14,7 +14,9 @@ use super::new_process::NewProcess;
 use super::owner::{Answer, Giver};
 use super::trouble::{Stopped, Trouble};
 use crate::kit::harmless::reason;
-use crate::session::{Offer, Session, Sessions};
+use crate::monitor::overview::Overview;
+use crate::run::drain::shown;
+use crate::session::{Offer, Phase, Session, Sessions};
 
 /// The time in which the task of a session must suspend its relay. A worker may be busy.
 pub(super) const SUSPEND: Duration = Duration::from_secs(1);
@@ -33,6 +35,15 @@ pub(super) struct Tally {
     refused: usize,
     /// The last reason for which a session was not taken.
     why: Option<String>,
+}
+
+/// The sessions that stay in this process after a hand-over.
+pub(super) struct Left {
+    pub(super) count: usize,
+    /// Whether one of them may begin to relay, and then move.
+    pub(super) may_move: bool,
+    /// The time after which they are cut.
+    pub(super) limit: Duration,
 }
 
 /// A session on its way.
@@ -162,15 +173,41 @@ async fn answer(new: &mut NewProcess, id: u64, tally: &mut Tally) -> Option<Answ
     None
 }
 
+impl Left {
+    pub(super) fn of(overview: &Overview) -> Self {
+        let mut all = overview.process.sessions.slices(0).flatten();
+        Self {
+            count: overview.process.sessions.len(),
+            may_move: all.any(|(_, session)| matches!(session.facts().phase, Phase::Handshake | Phase::Dial)),
+            limit: overview.settings().map_or(Duration::ZERO, |settings| settings.drain),
+        }
+    }
+
+    /// Returns what becomes of the sessions, to be read after their number.
+    fn fate(&self) -> String {
+        let when = if self.limit.is_zero() {
+            "at once".to_owned()
+        } else {
+            format!("after {}", shown(self.limit))
+        };
+        match (self.count, self.may_move) {
+            (1, false) => format!(" that cannot move: it is cut {when}"),
+            (_, false) => format!(" that cannot move: they are cut {when}"),
+            (1, true) => format!(": if it does not move later, it is cut {when}"),
+            (_, true) => format!(": those that do not move later are cut {when}"),
+        }
+    }
+}
+
 impl Tally {
     /// Returns the number of sessions that the new process has taken.
     pub(super) fn taken(&self) -> usize {
         self.pauses.len()
     }
 
-    /// Returns a sentence about what was handed over to process `pid`, with the number of sessions
-    /// that are left.
-    pub(super) fn summary(&mut self, pid: u32, left: usize) -> String {
+    /// Returns a sentence about what was handed over to process `pid`, and about the sessions that
+    /// are left.
+    pub(super) fn summary(&mut self, pid: u32, left: &Left) -> String {
         self.pauses.sort_unstable();
         let taken = self.pauses.len();
         let mut summary = format!("process {pid} serves; moved {}", count(taken, "session"));
@@ -183,9 +220,13 @@ impl Tally {
                 longest.as_secs_f64() * 1e3
             );
         }
-        if left > 0 {
+        if left.count > 0 {
             let old = std::process::id();
-            summary += &format!("; process {old} finishes {}", count(left, "session"));
+            summary += &format!(
+                "; process {old} finishes {}{}",
+                count(left.count, "session"),
+                left.fate()
+            );
         }
         if let Some(why) = &self.why {
             summary += &format!("; could not move {}: {why}", count(self.refused, "session"));

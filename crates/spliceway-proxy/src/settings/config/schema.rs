@@ -91,7 +91,12 @@ impl Schema {
         let foreign = FOREIGN
             .iter()
             .find(|(foreign, own)| *foreign == key && keys.contains_key(*own));
-        let closest = foreign.map(|(_, own)| *own).or_else(|| closest(key, keys.keys()));
+        let closest = foreign.map(|(_, own)| *own).or_else(|| {
+            closest(
+                &key.replace('-', "_").to_ascii_lowercase(),
+                keys.keys().map(String::as_str),
+            )
+        });
         let elsewhere = match self.table(key).filter(|_| is_table) {
             Some(path) => Err(shown(&path)),
             None => Ok(self.elsewhere(key)),
@@ -99,7 +104,13 @@ impl Schema {
         let (help, meant) = match (elsewhere, closest) {
             (Err(table), None) => (format!("expected {table}"), None),
             (_, Some(closest)) => (format!("did you mean `{closest}`?"), Some(closest.to_owned())),
-            (Ok(Some((path, key))), None) => (format!("expected `{key}` in {}", shown(&path)), Some(key)),
+            (Ok(Some((path, key))), None) => {
+                let there = match &*path {
+                    "defaults.user" => "[[user]] (one user) or [defaults.user] (every user)".to_owned(),
+                    path => shown(path),
+                };
+                (format!("expected `{key}` in {there}"), Some(key))
+            }
             (Ok(None), None) => {
                 let keys: Vec<_> = keys.keys().map(String::as_str).collect();
                 (format!("expected one of {}", keys.join(", ")), None)
@@ -241,12 +252,11 @@ fn collect(schema: &Json, path: &str, all: &mut Vec<(String, String)>) {
     }
 }
 
-fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a str> {
-    let key = key.replace('-', "_").to_ascii_lowercase();
-    let rated = keys.map(|have| (strsim::normalized_damerau_levenshtein(have, &key), have));
+/// Returns the key that is nearest to this one, if one is near.
+pub(in crate::settings) fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let rated = keys.map(|have| (strsim::normalized_damerau_levenshtein(have, key), have));
     let best = rated.filter(|(likeness, _)| *likeness >= SIMILAR);
-    best.max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, key)| key.as_str())
+    best.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
 }
 
 /// Checks that a text of a file has no password in it.

@@ -166,7 +166,7 @@ fn what_the_program_refuses_is_shown_as_it_is() {
     }
     let (code, why) = run(&Socket::new(), "service list");
     assert!(
-        code == Some(1) && why.contains("start the program with --admin"),
+        code == Some(1) && why.contains("no program has its admin socket here"),
         "{why}"
     );
 }

@@ -136,7 +136,7 @@ fn a_new_process_that_fails_at_any_step_is_named_and_changes_nothing() {
         upgrading.join().unwrap()
     });
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(stderr, format!("spliceway: {}\n", FAILURES[1].1));
+    assert_eq!(stderr, format!("spliceway: {FAILED}{}\n", FAILURES[1].1));
     assert_eq!(output.status.code(), Some(1));
     let failed = program.sum("spliceway_upgrades_total", &["failed"]);
     assert_eq!(failed, FAILURES.len() as u64 + 1);
@@ -207,6 +207,8 @@ fn an_upgrade_that_is_refused_leaves_sockets_modes_and_files_as_they_were() {
     for _ in 0..2 {
         let upgraded = sockets.admin.command(&["upgrade"]);
         let stderr = String::from_utf8(upgraded.stderr).unwrap();
+        let refused = "spliceway: the upgrade failed, and this process serves on: cannot listen on ";
+        assert!(stderr.starts_with(refused), "{stderr}");
         assert!(stderr.contains("Address already in use"), "{stderr}");
         sockets.await_as_before(&program, &before);
         assert_eq!(mode(&sockets), 0o600);

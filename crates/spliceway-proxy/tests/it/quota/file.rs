@@ -130,7 +130,9 @@ fn two_programs_do_not_use_one_file() {
     let other = Quotas::new("two-too", "socks5", &ann("\"2MB/day\""));
     std::os::unix::fs::symlink(quotas.path(), other.path()).unwrap();
     let message = refusal(&other);
-    assert!(message.contains("another process has it open"), "{message}");
+    assert!(message.contains(": another process has it open"), "{message}");
+    let waiting = format!("waiting for the quota file {}: another process", other.path().display());
+    assert!(message.contains(&waiting), "{message}");
     exchange(&mut session(&program, "ann", echo("127.0.0.1:0")), 1000);
     await_saved(&program, 2000);
 }

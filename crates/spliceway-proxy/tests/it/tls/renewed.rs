@@ -1,6 +1,6 @@
 //! Certificates that change while the program runs.
 
-use crate::handover::upgrade;
+use crate::handover::{Process, upgrade};
 use crate::harness::{Program, TextFile, accept, echo, listen, read_exactly};
 use rustix::process::Signal;
 use std::fs;
@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
+use super::service;
 
 /// Returns a configuration of a forwarder with this certificate.
 pub(super) fn config(target: SocketAddr, pair: &Pair) -> TextFile {
@@ -104,6 +105,28 @@ fn an_open_session_keeps_its_process_and_new_clients_reach_the_next() {
     assert!(program.exit().success());
     drop(new_target);
     assert_eq!(new.rest().unwrap(), b"");
+}
+
+#[test]
+fn a_session_that_an_upgrade_cuts_is_announced_and_has_its_cause() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    let mut program = service("forward", target, &pair, &["--drain-timeout", "100ms"]);
+    let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
+    let mut target = accept(&listener);
+    client.send(b"one");
+    assert_eq!(read_exactly(&mut target, 3), b"one");
+    program.signal(Signal::USR2);
+    let line = program.line("handed over: ");
+    let _next = Process::in_line(&line);
+    let fate = " finishes 1 session that cannot move: it is cut after 100ms";
+    assert!(line.contains(fate), "{line}");
+    let record = program.line("end=drained");
+    let cause = "cause=\"after an upgrade, sessions with TLS stay in the old process, which has ended\"";
+    assert!(record.contains(cause), "{record}");
+    program.line("stopped: cut 1 session");
+    program.exit();
+    assert_eq!(program.lines_with("every session has ended"), 0);
 }
 
 #[test]

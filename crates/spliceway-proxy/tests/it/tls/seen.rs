@@ -130,6 +130,37 @@ fn checked(file: &TextFile) -> String {
 }
 
 #[test]
+fn check_says_what_guards_each_service() {
+    let (pair, users) = (
+        Pair::new(&["a.test", "b.test", "c.test"]),
+        TextFile::new("ann:x\nbob:y\n"),
+    );
+    let [_, certificate, _, key] = pair.arguments();
+    let user = |name: &str, quota: &str| format!("[[user]]\nname = \"{name}\"\nquota = \"{quota}\"\n");
+    let text = checked(&TextFile::new(&format!(
+        "[limits]\nquota_file = \"/tmp/quotas\"\n{}{}{}\
+         [[service]]\nname = \"shop\"\nkind = \"forward\"\nlisten = \":443\"\nto = [\"a:80\", \"b:80\"]\n\
+         check = \"http:/\"\ntls_cert = \"{certificate}\"\ntls_key = \"{key}\"\n\
+         [[service]]\nname = \"home\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
+         [[service]]\nname = \"lan\"\nkind = \"mixed\"\nlisten = \":2\"\nopen = true\nallow = \"10.0.0.0/8\"\n\
+         [[service]]\nkind = \"socks5\"\nlisten = \":1080\"\nauth_file = \"{}\"\n",
+        user("ann", "1MB/day"),
+        user("bob", "none"),
+        user("anne", "none"),
+        users.path()
+    )));
+    for line in [
+        "  shop: forward on :443 to a:80, b:80 (least-conn), TLS (a.test and 2 more names), check http:/ every 2s\n",
+        "  home: http on 127.0.0.1:0, no users: every client\n",
+        "  lan: mixed on :2, no users: every client that allow permits\n",
+        "  socks5: socks5 on :1080, 2 users, 1 user with a quota\n",
+        ": no service has the user anne, so this table has no effect: did you mean `ann`?\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
 fn check_warns_of_certificates_that_peers_refuse() {
     let pair = Pair::new(&["a.test"]);
     expire(&pair);
@@ -190,7 +221,7 @@ fn doctor_says_what_is_wrong_with_each_certificate() {
         "\nok           ",
         " [pair]\n             a.test; it expires at 4096-01-01T00:00:00Z\n",
         "\nwarning      ",
-        " [roots]\n             the roots of this system do not accept it: \"CN=rcgen",
+        " [roots]\n             clients that use the system's CAs refuse it: \"CN=rcgen",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
