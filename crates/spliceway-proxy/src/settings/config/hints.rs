@@ -164,8 +164,8 @@ fn of_address(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
 /// Returns what to write instead of an IPv6 address without brackets.
 fn without_brackets(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
     let is_ip = |text: &str| {
-        let (ip, _zone) = text.split_once('%').unwrap_or((text, ""));
-        ip.parse::<Ipv6Addr>().is_ok()
+        let (ip, zone) = text.split_once('%').unwrap_or((text, ""));
+        ip.parse::<Ipv6Addr>().is_ok() && !zone.contains(']')
     };
     if let Some((host, port)) = text.rsplit_once(':')
         && is_ip(host)
