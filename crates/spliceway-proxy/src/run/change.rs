@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 
 use crate::kit::replacement;
-use crate::monitor::control::{By, Done, NotDone};
+use crate::monitor::control::{Done, NotDone};
 use crate::run::instance::{Instance, Plan};
 use crate::run::startup::CannotRun;
 use crate::settings::{Change, Changed, FileChange, Refused};
@@ -65,7 +65,7 @@ impl Prepared {
 
     /// Puts the change into force, with its file. Returns what to tell the operator, and the folder
     /// of the file.
-    pub(super) fn put_into_force(self, instance: &mut Instance, by: &By) -> Result<(Done, Option<PathBuf>), NotDone> {
+    pub(super) fn put_into_force(self, instance: &mut Instance) -> Result<(Done, Option<PathBuf>), NotDone> {
         if let Some(name) = instance.drained_since(&self.plan) {
             let why = format!("{name} was drained meanwhile: try again");
             return Err(NotDone::Refused(why));
@@ -73,7 +73,6 @@ impl Prepared {
         let folder = self.file.map(Staged::put_in_place).transpose();
         let folder = folder.map_err(NotDone::Refused)?;
         let text = instance.commit(self.plan).to_string();
-        tracing::info!("admin: {text}{by}");
         let (version, is_new) = (self.version, self.is_new);
         Ok((Done { text, version, is_new }, folder))
     }

@@ -135,8 +135,7 @@ impl Orders<'_> {
         manager.tell(Message::Reloading).await;
         let plan = read_plan(instance, Arc::clone(&self.source));
         let plan = self.during("a reload", instance, plan).await?;
-        let reloaded = put_into_force(instance, plan, by);
-        serve(overview, instance);
+        let reloaded = put_into_force(instance, overview, plan, by);
         let status = match &reloaded {
             Ok(_) => serving(overview.process.metrics.open()),
             Err(wrong) => format!("the reload is refused: {wrong}"),
@@ -167,11 +166,12 @@ impl Orders<'_> {
         if change.is_dry_run {
             return Some(Ok(prepared.dry_run()));
         }
-        let (done, folder) = match prepared.put_into_force(instance, by) {
+        let (done, folder) = match prepared.put_into_force(instance) {
             Ok(done) => done,
             Err(not_done) => return Some(Err(not_done)),
         };
         serve(self.overview, instance);
+        tracing::info!("admin: {}{by}", done.text);
         if let Some(folder) = folder {
             self.during(what, instance, change::sync(folder)).await?;
         }
@@ -374,7 +374,12 @@ async fn read_plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, Str
 }
 
 /// Puts a plan into force if it is right in every part.
-fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>, by: &By) -> Result<Changes, String> {
+fn put_into_force(
+    instance: &mut Instance,
+    overview: &Overview,
+    plan: Result<Plan, String>,
+    by: &By,
+) -> Result<Changes, String> {
     let plan = plan.and_then(|plan| match instance.drained_since(&plan) {
         Some(name) => Err(format!(
             "{name} was drained meanwhile: reload again to open its listeners"
@@ -385,6 +390,7 @@ fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>, by: &By) 
     match plan {
         Ok(plan) => {
             let changes = instance.commit(plan);
+            serve(overview, instance);
             tracing::info!("reloaded: {changes}{by}");
             Ok(changes)
         }
@@ -465,7 +471,7 @@ mod tests {
         let (ended, ()) = tokio::join!(orders.during("a reload", &instance, ends), operator);
         assert_eq!(ended, Some(Ok(())));
         // The listeners of the plan are closed now.
-        let wrong = put_into_force(&mut instance, Ok(plan), &By::default()).unwrap_err();
+        let wrong = put_into_force(&mut instance, &overview, Ok(plan), &By::default()).unwrap_err();
         assert!(wrong.starts_with("forward was drained meanwhile"), "{wrong}");
     }
 }

@@ -221,7 +221,9 @@ fn check_counts_the_rules() {
     let output = check.args(["check", "-c", file.path()]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(
-        said.contains("http: http on 127.0.0.1:0, to_allow with 1 rule, to_deny with 3 rules\n"),
+        said.contains(
+            "http: http on 127.0.0.1:0, to_allow with 1 rule, to_deny with 3 rules, no users: every client\n"
+        ),
         "{said}"
     );
 }
