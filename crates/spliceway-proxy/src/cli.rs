@@ -309,7 +309,7 @@ enum Command {
     },
     /// Print the JSON schema of configuration files, for editors
     Schema {
-        /// Print the OpenAPI document of the admin socket, for generators of clients
+        /// Print the OpenAPI document of the admin socket, for client generators
         #[arg(long)]
         openapi: bool,
     },
@@ -397,7 +397,7 @@ enum Command {
     /// Print the manual page, or write all pages
     #[command(after_help = MAN_EXAMPLES)]
     Man {
-        /// Directory for the pages: of commands in man1, of the configuration file in man5
+        /// Directory for the pages: man1 has the commands, and man5 the configuration file
         directory: Option<PathBuf>,
     },
 }
@@ -409,7 +409,7 @@ struct ConfigArgs {
     /// File, or directory whose files `*.toml` are read in the order of their names
     #[arg(short, long, value_name = "PATH")]
     config: Option<PathBuf>,
-    /// The same: `-c` is optional
+    /// The path, as for --config
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }

@@ -24,7 +24,7 @@ pub(crate) struct DoctorArgs {
     /// certificates, limits and files. The exit code is 1 if something will fail
     #[arg(short, long, value_name = "PATH", conflicts_with_all = ["exhaust", "transparent", "tls"])]
     config: Option<PathBuf>,
-    /// The same: `-c` is optional
+    /// The path, as for --config
     #[arg(value_name = "PATH", conflicts_with_all = ["config", "exhaust", "transparent", "tls"])]
     path: Option<PathBuf>,
     /// Print every check with its details

@@ -74,8 +74,9 @@ pub(super) struct ServiceName {
 pub(super) struct TableArgs {
     #[command(flatten)]
     service: ServiceName,
-    /// Key of a configuration file and its value. A repeated key is a list, and `KEY=` removes the
-    /// key. One file with a JSON object may be given instead, or `-` for standard input
+    /// Key of a configuration file and its value. A repeated key is a list. `set` replaces the
+    /// whole list, and `set` with `KEY=` removes the key. One file with a JSON object may be given
+    /// instead, or `-` for standard input
     #[arg(value_name = VALUES, required = true)]
     values: Vec<String>,
     #[command(flatten)]
@@ -109,7 +110,8 @@ pub(super) struct ChangeArgs {
 
 #[derive(Args, Debug)]
 pub(super) struct PersistArgs {
-    /// Also write the service to the folder of the configuration, so that it outlives a restart
+    /// Also write the service to the configuration folder, so that it outlives a restart. Needs
+    /// `run FOLDER`
     #[arg(long)]
     persist: bool,
 }

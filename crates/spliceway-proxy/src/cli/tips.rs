@@ -65,7 +65,7 @@ const OPTIONS: [(&[&str], &str); 16] = [
     ),
     (
         &["--timeout"],
-        "a time limit says for what: --connect-timeout, --handshake-timeout or --idle-timeout",
+        "each time limit has its own option: --connect-timeout, --handshake-timeout or --idle-timeout",
     ),
     (
         &["--cert", "--crt", "--certificate"],
@@ -183,7 +183,9 @@ impl Typed<'_> {
             ErrorKind::ValueValidation => self.of_hyphens(),
             ErrorKind::TooManyValues => {
                 let flag = argument.split([' ', '=']).next()?;
-                Some(format!("this flag has no value: type {flag} alone, or leave it out"))
+                Some(format!(
+                    "this option takes no value: type {flag} alone, or leave it out"
+                ))
             }
             _ => None,
         }
@@ -205,10 +207,10 @@ impl Typed<'_> {
             let name = argument.split('=').next()?;
             if let Some(name) = name.strip_prefix(['–', '—', '−']) {
                 let hyphens = if name.chars().count() == 1 { "-" } else { "--" };
-                return Some(format!("this is a dash and no hyphen: type {hyphens}{name}"));
+                return Some(format!("this is a dash, not a hyphen: type {hyphens}{name}"));
             }
             let name = name.strip_prefix('-').filter(|name| !name.starts_with('-'))?;
-            (name.len() > 1 && is_long(name)).then(|| format!("a long flag has two hyphens: type --{name}"))
+            (name.len() > 1 && is_long(name)).then(|| format!("a long option has two hyphens: type --{name}"))
         })
     }
 
@@ -219,7 +221,7 @@ impl Typed<'_> {
             .first()
             .filter(|name| matches!(**name, "reload" | "upgrade"))?;
         let is_of_files = OPTIONS[0].0.contains(&flag.split('=').next()?);
-        is_of_files.then(|| format!("{name} reads the file with which the program was started: it takes none"))
+        is_of_files.then(|| format!("{name} reads the file with which the program was started: type it without a file"))
     }
 
     /// Another command may have the flag.
@@ -239,16 +241,20 @@ impl Typed<'_> {
         }
         let serves = |command: &Command| command.get_arguments().any(|flag| flag.get_long() == Some("listen"));
         if self.subcommand().is_some_and(serves) && self.command.find_subcommand(text).is_some() {
-            return Some("each service has a program of its own, or a table in a file: spliceway run FILE".to_owned());
+            return Some(
+                "this command starts one service. For several, describe them in a file: spliceway run FILE".to_owned(),
+            );
         }
         if name == "user" {
-            return Some("the order comes before the file: spliceway user add, del, list or passwd".to_owned());
+            return Some("the command comes before the file: spliceway user add, del, list or passwd".to_owned());
         }
         if matches!(name, "reload" | "status" | "top" | "reopen" | "upgrade") {
-            return Some("a running program is named by its --admin, and it knows its files".to_owned());
+            return Some(
+                "this command takes no file or name: give the socket of the program as --admin unix:PATH".to_owned(),
+            );
         }
         if name == "hash-password" {
-            return Some("a password is never an argument, which others can see: the command asks for it".to_owned());
+            return Some("type no password here, because others can see it: the command asks for it".to_owned());
         }
         if let Some(port) = text.split_once("LISTEN:").map(|(_, rest)| rest) {
             let port = port.split(',').next()?;
@@ -275,7 +281,7 @@ impl Typed<'_> {
             return Some(format!("to listen there, type -l {address}"));
         }
         Some(format!(
-            "nothing expects {text:?}: a flag takes one value, without spaces or in quotes"
+            "{text:?} belongs to no option: an option takes one value. Put a value with spaces in quotes"
         ))
     }
 

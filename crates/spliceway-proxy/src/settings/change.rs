@@ -16,10 +16,10 @@ use super::given::{self, Table, version};
 use super::{Origin, ServiceSettings, Settings};
 
 /// The beginning of a file that a change may replace.
-const MARK: &str = "# spliceway";
+const MARK: &str = "# spliceway wrote this file";
 /// The first line of such a file.
-const FIRST_LINE: &str = "# spliceway has written this file, and a change of the service replaces it. \
-                          Without this line, it does not.\n";
+const FIRST_LINE: &str = "# spliceway wrote this file, and replaces it when the service changes. \
+                          To stop that, remove this line.\n";
 
 /// What to change. All of it takes effect, or nothing.
 #[derive(Debug, Clone, PartialEq)]

@@ -76,6 +76,6 @@ pub(crate) fn is_validation(_: &ClientHello<'_>) -> bool {
     unreachable!("{REFUSED}")
 }
 
-pub(crate) async fn keep(_: Arc<Terminator>, _: Connect, _: &'static str) {
+pub(crate) async fn keep(_: Arc<Terminator>, _: Connect, _: Arc<str>) {
     unreachable!("{REFUSED}")
 }

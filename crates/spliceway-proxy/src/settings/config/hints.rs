@@ -44,7 +44,7 @@ pub(super) fn of_listener(text: &str) -> Option<String> {
         ));
     }
     if let Some(port) = text.strip_prefix("*:").filter(|port| is_port(port)) {
-        return Some(format!("all addresses have no `*`: write :{port}"));
+        return Some(format!("all addresses are written without `*`: write :{port}"));
     }
     if is_host(text) {
         return Some(format!("the port is missing: write {text}:PORT"));
@@ -66,7 +66,7 @@ pub(super) fn of_target(text: &str) -> Option<String> {
         return Some("options follow the target and a comma, without spaces, such as 10.0.0.7:80,weight=2".to_owned());
     }
     if let (true, Some(other)) = (fits(first), other) {
-        return Some(format!("these are several targets: give {other} as another one"));
+        return Some(format!("these are several targets: give {other} as a value of its own"));
     }
     if is_host(text) {
         return Some(format!("the port is missing: write {text}:PORT"));
@@ -94,11 +94,11 @@ pub(super) fn of_network(text: &str) -> Option<String> {
         return net
             .parse::<IpNet>()
             .is_ok()
-            .then(|| format!("a network has a number of bits: write {net}"));
+            .then(|| format!("a network has a prefix length: write {net}"));
     }
     let (ip, mask) = text.split_once('/')?;
     let net = IpNet::with_netmask(ip.parse().ok()?, mask.parse::<IpAddr>().ok()?).ok()?;
-    Some(format!("a network has a number of bits: write {net}"))
+    Some(format!("a network has a prefix length: write {net}"))
 }
 
 /// Returns what to write instead of a number with a unit.
@@ -140,7 +140,7 @@ fn of_address(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
         };
         let address = format!("{address}{port}");
         let datagrams = if scheme == "udp" {
-            ", with --udp for datagrams"
+            ", and set --udp for datagrams"
         } else {
             ""
         };
@@ -150,7 +150,7 @@ fn of_address(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
         && fits(address)
     {
         return Some(format!(
-            "an address has no protocol: write {address}, and --udp for datagrams"
+            "an address has no protocol: write {address}, and set --udp for datagrams"
         ));
     }
     if let Some((address, _)) = text.split_once('/')

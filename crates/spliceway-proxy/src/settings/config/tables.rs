@@ -378,7 +378,7 @@ tables! {
         proxy_from: List<Network> => CLIENTS.takes("CIDR").rare().requires("accept-proxy");
         /// Certificate with its chain, in PEM. Clients then speak TLS, or those of routes with
         /// `,tls=terminate`. May be repeated: the name that a client states selects one, and the
-        /// first one is for all others. An OCSP answer is in FILE.ocsp, in DER
+        /// first one is for all others. An OCSP response is in FILE.ocsp, in DER
         tls_cert: List<File> => TLS.takes("FILE");
         /// Private key of the certificate, in PEM. The n-th key belongs to the n-th certificate
         /// [default: the file of the certificate]

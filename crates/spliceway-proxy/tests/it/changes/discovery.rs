@@ -181,8 +181,12 @@ fn containers_with_a_label_are_targets_while_they_run() {
     let script = docker.discover(&socket);
     script.expect("added docker-127-0-0-1-0; listens on 127.0.0.1:");
     assert_eq!(reached(&socket, "docker-127-0-0-1-0", 2), [b'a'].into());
-    docker.set(&[a.clone(), b.clone()]);
+    // A label must not add another target.
+    let mut hostile = labels("127.0.0.1:0", 9);
+    hostile["spliceway.port"] = "9 unix:/run/spliceway/admin.sock".into();
+    docker.set(&[a.clone(), container(&hostile, "bridge", true), b.clone()]);
     docker.send_event("start", &b);
+    script.expect("skipped: expected labels such as spliceway.listen=:8080");
     script.expect("changed docker-127-0-0-1-0");
     assert_eq!(reached(&socket, "docker-127-0-0-1-0", 2), [b'a', b'b'].into());
     docker.set(&[a_ended.clone(), b]);
@@ -264,7 +268,10 @@ fn follow(script: &str, variable: &str, catalog: &Catalog, instance: fn(&str, u1
     catalog.answer(catalog.asked(0), 17, &json!([a, b]));
     first.expect(&format!("added {name}; listens on 127.0.0.1:"));
     assert_eq!(reached(&socket, &name, 2), [b'a', b'b'].into());
-    catalog.answer(catalog.asked(17), 18, &json!([b]));
+    let hostile = instance("::9]:80 unix:/run/spliceway/admin.sock [::8", 80);
+    catalog.answer(catalog.asked(17), 18, &json!([hostile, b, instance("d", 0)]));
+    first.expect("skipped: expected a host and a port, found '::9]:80 unix:");
+    first.expect("skipped: expected a host and a port");
     first.expect(&format!("changed {name}"));
     assert_eq!(reached(&socket, &name, 2), [b'b'].into());
     let waits = catalog.asked(18);
@@ -288,7 +295,11 @@ fn healthy_instances_in_consul_are_targets() {
     let catalog = Catalog::new("/v1/health/service/web?passing&wait=5m", "X-Consul-Index");
     follow("consul", "CONSUL_HTTP_ADDR", &catalog, |id, port| {
         // An instance without an address has that of its node.
-        let address = if id == "a" { "" } else { "127.0.0.1" };
+        let address = match id {
+            "a" => "",
+            _ if id.len() > 1 => id,
+            _ => "127.0.0.1",
+        };
         json!({
             "Node": {"ID": "40e4a748-2192-161a-0510-9bf59fe950b5", "Node": "one", "Address": "127.0.0.1",
                      "Datacenter": "dc1", "TaggedAddresses": {"lan": "127.0.0.1", "wan": "127.0.0.1"}},
@@ -304,7 +315,7 @@ fn instances_in_nomad_are_targets() {
     let catalog = Catalog::new("/v1/service/web?wait=5m", "X-Nomad-Index");
     follow("nomad", "NOMAD_ADDR", &catalog, |id, port| {
         json!({
-            "Address": "127.0.0.1", "AllocID": "a831f7f2-4c01-39dc-c742-f2b8ca178a49", "CreateIndex": 10,
+            "Address": if id.len() > 1 { id } else { "127.0.0.1" }, "AllocID": "a831f7f2-4c01-39dc-c742-f2b8ca178a49", "CreateIndex": 10,
             "Datacenter": "dc1", "ID": format!("_nomad-task-{id}-web-http"), "JobID": "web", "ModifyIndex": 10,
             "Namespace": "default", "NodeID": "7406e90b-de16-d118-80fe-60d0f2730cb3", "Port": port,
             "ServiceName": "web", "Tags": [],

@@ -52,7 +52,7 @@ fn a_saved_service_outlives_the_program_until_it_is_removed() {
     let added = send(socket, "PUT /v1/services/web?persist", &[], &table);
     assert_eq!(added.status, 201, "{added:?}");
     let expected = format!(
-        "# spliceway has written this file, and a change of the service replaces it. Without this line, it does not.\n\
+        "# spliceway wrote this file, and replaces it when the service changes. To stop that, remove this line.\n\
          [[service]]\nname = \"web\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\n\n\
          [[service.backend]]\nto = \"{target}\"\nweight = 2\n"
     );
