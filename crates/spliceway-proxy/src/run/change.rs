@@ -3,11 +3,12 @@
 
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tokio::task::spawn_blocking;
 
-use crate::kit::replacement;
+use crate::kit::{named_file, replacement};
 use crate::monitor::control::{Done, NotDone};
 use crate::run::instance::{Instance, Plan};
 use crate::run::startup::CannotRun;
@@ -25,6 +26,8 @@ pub(super) struct Prepared {
 struct Staged {
     new: Option<PathBuf>,
     path: PathBuf,
+    /// The file that it replaces.
+    replaced: Option<Metadata>,
 }
 
 /// Reads, checks, binds and builds what the change needs, and writes its file under another name.
@@ -88,28 +91,46 @@ pub(super) async fn sync(folder: PathBuf) {
 
 impl Staged {
     fn write(change: FileChange) -> Result<Self, String> {
-        let FileChange { path, text } = change;
-        let replaced = fs::symlink_metadata(&path).ok();
-        if replaced.as_ref().is_some_and(Metadata::is_symlink) {
-            let path = path.display();
-            return Err(format!("{path} is a link: change the file behind it, and reload"));
-        }
-        let Some(text) = text else {
-            return Ok(Self { new: None, path });
-        };
-        let new = replacement::beside(&path);
-        let staged = Self {
-            new: Some(new.clone()),
+        let FileChange { path, before, text } = change;
+        let mut staged = Self {
+            new: None,
+            replaced: fs::symlink_metadata(&path).ok(),
             path,
         };
-        match write(&new, &text, replaced.as_ref()) {
+        if staged.replaced.as_ref().is_some_and(Metadata::is_symlink) {
+            let path = staged.path.display();
+            return Err(format!("{path} is a link: change the file behind it, and reload"));
+        }
+        if staged.replaced.is_some() {
+            let length = before.as_ref().map_or(0, String::len);
+            let found = named_file::read(&staged.path, length);
+            if found.map(|found| found.text).ok() != before {
+                return Err(staged.has_changed());
+            }
+        }
+        let Some(text) = text else {
+            return Ok(staged);
+        };
+        let new = replacement::beside(&staged.path);
+        staged.new = Some(new.clone());
+        match write(&new, &text, staged.replaced.as_ref()) {
             Ok(()) => Ok(staged),
             Err(error) => Err(cannot("write", &new, &error)),
         }
     }
 
+    fn has_changed(&self) -> String {
+        let path = self.path.display();
+        format!("{path} has changed since the program read or wrote it: reload, and try again")
+    }
+
     /// Returns the folder.
     fn put_in_place(mut self) -> Result<PathBuf, String> {
+        // The file may have been edited while the change was prepared.
+        let now = fs::symlink_metadata(&self.path).ok();
+        if now.is_some() && now.as_ref().map(identity) != self.replaced.as_ref().map(identity) {
+            return Err(self.has_changed());
+        }
         let done = match &self.new {
             Some(new) => fs::rename(new, &self.path),
             None => match fs::remove_file(&self.path) {
@@ -130,6 +151,11 @@ impl Drop for Staged {
             let _ = fs::remove_file(new);
         }
     }
+}
+
+/// What an edit of a file changes.
+fn identity(file: &Metadata) -> (u64, u64, i64, i64) {
+    (file.ino(), file.size(), file.mtime(), file.mtime_nsec())
 }
 
 fn write(path: &Path, text: &str, replaced: Option<&Metadata>) -> io::Result<()> {

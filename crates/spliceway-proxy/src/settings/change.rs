@@ -73,6 +73,8 @@ pub(crate) struct Changed {
 /// A file that changes with a service.
 pub(crate) struct FileChange {
     pub(crate) path: PathBuf,
+    /// The text that the program has written or read. `None` if there must be no file.
+    pub(crate) before: Option<String>,
     /// `None` removes the file.
     pub(crate) text: Option<String>,
 }
@@ -142,6 +144,14 @@ impl Settings {
         }
     }
 
+    /// Returns the text of the service's own file, as the program has written or read it.
+    fn text_before(&self, name: &str, service: Option<&&Arc<ServiceSettings>>) -> Option<String> {
+        match self.origin.given().get(name) {
+            Some(given) => own_text(&given.table).ok().filter(|_| given.file.is_some()),
+            None => self.file_of(service?).map(|(_, text)| text.to_owned()),
+        }
+    }
+
     fn file_of(&self, service: &ServiceSettings) -> Option<(&Path, &str)> {
         let config = &service.config;
         let at = config.listen.as_ref().and_then(List::at);
@@ -156,6 +166,11 @@ fn effective(service: &ServiceSettings) -> Json {
     let mut table = serde_json::to_value(&service.config).unwrap_or_default();
     table["name"] = (&*service.name).into();
     table
+}
+
+/// Returns the text of a file with this service.
+fn own_text(table: &Table) -> Result<String, String> {
+    Ok(FIRST_LINE.to_owned() + &given::text_of(table)?)
 }
 
 /// Returns the table in a file that a change may replace: it has the mark, and one service.
@@ -215,10 +230,10 @@ impl Change {
                     let why = format!("{name} is in a file: change one such service in each request");
                     return Err(Refused::Foreign(why));
                 }
-                let text = given.get(name).map(|given| given::text_of(&given.table));
-                let text = text.transpose().map_err(Refused::Invalid)?;
-                let text = text.map(|text| FIRST_LINE.to_owned() + &text);
-                file = Some(FileChange { path, text });
+                let text = given.get(name).map(|given| own_text(&given.table)).transpose();
+                let text = text.map_err(Refused::Invalid)?;
+                let before = settings.text_before(name, services.get(name.as_str()));
+                file = Some(FileChange { path, before, text });
             }
         }
         let settings = settings.with(given, &changed).map_err(Refused::Invalid)?;

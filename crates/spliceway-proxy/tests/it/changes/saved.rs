@@ -98,8 +98,9 @@ fn files_of_a_person_are_never_replaced_or_removed() {
         let target = rig.target;
         format!("[[service]]\nname = \"{name}\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n")
     };
-    let mark = "# spliceway has written this file.\n";
-    rig.folder.file("mine.toml", &service("mine"));
+    let mark = "# spliceway wrote this file.\n";
+    let comment = "# spliceway of the team for the web\n";
+    rig.folder.file("mine.toml", &[comment, &service("mine")].concat());
     rig.folder
         .file("two.toml", &[mark, &service("a"), &service("b")].concat());
     rig.folder.file("web.toml", &service("other"));
@@ -129,6 +130,33 @@ fn files_of_a_person_are_never_replaced_or_removed() {
         refused.text().starts_with("the configuration is no folder"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn a_file_that_a_person_has_edited_since_is_never_replaced_or_removed() {
+    let rig = Rig::new("edited");
+    let socket = &rig.socket;
+    let mut program = rig.run();
+    let added = send(socket, "PUT /v1/services/web?persist", &[], &forward(rig.target));
+    assert_eq!(added.status, 201, "{added:?}");
+    let edited = rig.text("web.toml") + "deny = \"192.0.2.1\" # by Ann\n";
+    rig.folder.file("web.toml", &edited);
+    let deny = json!({"deny": "10.0.0.0/8"});
+    for (request, body) in [("PATCH", &deny), ("DELETE", &Value::Null)] {
+        let refused = send(socket, &format!("{request} /v1/services/web"), &[], body);
+        assert_eq!(refused.status, 409, "{refused:?}");
+        assert!(refused.text().ends_with("reload, and try again"), "{refused:?}");
+        assert_eq!(rig.text("web.toml"), edited);
+    }
+    exchange(&reach(socket, "web"));
+    assert!(program.reload().contains("changed web"));
+    assert_eq!(send(socket, "PATCH /v1/services/web", &[], &deny).status, 200);
+    assert_eq!(
+        send(socket, "PATCH /v1/services/web", &[], &json!({"check": "connect"})).status,
+        200
+    );
+    assert_eq!(send(socket, "DELETE /v1/services/web", &[], &Value::Null).status, 200);
+    assert_eq!(rig.names(), ["main.toml"]);
 }
 
 #[test]
