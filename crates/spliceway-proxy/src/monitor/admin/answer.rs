@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use hyper::StatusCode;
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 
@@ -41,6 +42,18 @@ pub(super) fn decoded(part: &str) -> Cow<'_, str> {
 
 pub(super) fn ok(value: &impl Serialize) -> Answered {
     Ok(json(StatusCode::OK, value))
+}
+
+/// Makes a value and its text in a thread that serves no session, one at a time. It is for answers
+/// about all services, of which there may be thousands.
+pub(super) async fn long<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Answered {
+    static TURN: Mutex<()> = Mutex::new(());
+    let made = tokio::task::spawn_blocking(move || {
+        let _turn = TURN.lock();
+        ok(&make())
+    });
+    let failed = |error| Failed(StatusCode::INTERNAL_SERVER_ERROR, format!("the answer failed: {error}"));
+    made.await.map_err(failed)?
 }
 
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {

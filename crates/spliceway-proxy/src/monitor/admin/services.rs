@@ -7,7 +7,7 @@ use hyper::header::{ETAG, HeaderMap, IF_MATCH, IF_NONE_MATCH};
 use serde_json::{Map, Value as Json};
 use spliceway_operator::api::{ListedService, Reply, ServiceList};
 
-use super::answer::{Answered, Failed, json, no_service, ok};
+use super::answer::{Answered, Failed, json, long, no_service};
 use super::query::flags;
 use super::route::{Context, Request};
 use crate::monitor::control::{Done, Order};
@@ -22,13 +22,16 @@ const EXPECTED_ALL: &str = r#"expected a JSON object with the tables of services
 /// Lists all services with their tables.
 pub(super) async fn list(context: &Context, _: &Request) -> Answered {
     let settings = context.overview.settings();
-    let services = settings.iter().flat_map(|settings| {
-        let all = settings.services.iter();
-        all.map(|service| listed(&service.name, settings.show(service)))
-    });
-    ok(&ServiceList {
-        services: services.collect(),
+    long(move || {
+        let services = settings.iter().flat_map(|settings| {
+            let all = settings.services.iter();
+            all.map(|service| listed(&service.name, settings.show(service)))
+        });
+        ServiceList {
+            services: services.collect(),
+        }
     })
+    .await
 }
 
 /// Shows the table of one service.

@@ -7,14 +7,15 @@ use hyper::StatusCode;
 use spliceway_operator::api::{Reply, SessionPage, UserPage};
 use tokio::time::Instant;
 
-use super::answer::{Answered, Failed, json, ok};
+use super::answer::{Answered, Failed, json, long, ok};
 use super::query::{Query, UserQuery};
 use super::route::{Context, Request};
 use super::view;
 use crate::session::Session;
 
 pub(super) async fn status(context: &Context, _: &Request) -> Answered {
-    ok(&context.overview.status().await)
+    let status = context.overview.status().await;
+    long(move || status).await
 }
 
 /// Lists sessions.
