@@ -90,6 +90,10 @@ async fn send(socket: &Path, head: Builder, body: Bytes, patience: Duration) -> 
         return Ok(body);
     }
     let why = match serde_json::from_slice(&body) {
+        _ if status == StatusCode::UNAUTHORIZED && AUTHORIZATION.get().is_none() => {
+            "this socket needs a token: give one in the file of --token-file, or in SPLICEWAY_TOKEN".to_owned()
+        }
+        _ if status == StatusCode::UNAUTHORIZED => "the program does not know this token, or not any more".to_owned(),
         Ok(Reply::Error(why)) => lines(&why),
         _ => format!("{}: unexpected answer {status}", socket.display()),
     };

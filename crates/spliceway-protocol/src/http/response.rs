@@ -54,7 +54,7 @@ impl Status {
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::BadRequest => ("Bad Request", "The request is not valid."),
-            Self::Forbidden => ("Forbidden", "This target is not allowed."),
+            Self::Forbidden => ("Forbidden", "This target is not allowed, or a quota is used up."),
             Self::AuthenticationRequired => (
                 "Proxy Authentication Required",
                 "The proxy requires a user name and a password.",

@@ -91,7 +91,7 @@ const OPTIONS: [(&[&str], &str); 16] = [
 ];
 
 /// The commands of other programs, and what to type here.
-const COMMANDS: [(&[&str], &str); 9] = [
+const COMMANDS: [(&[&str], &str); 10] = [
     (
         &["start", "serve", "server", "daemon"],
         "to serve what a file describes, type spliceway run FILE",
@@ -100,6 +100,10 @@ const COMMANDS: [(&[&str], &str); 9] = [
     (
         &["restart"],
         "to replace a running program without a cut session, type spliceway upgrade",
+    ),
+    (
+        &["drain", "weight", "log-level"],
+        "this is a request to the admin socket: docs/admin.md has its curl command",
     ),
     (&["version"], "for the version, type spliceway --version"),
     (

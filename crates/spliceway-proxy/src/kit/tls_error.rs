@@ -181,6 +181,9 @@ fn meaning(alert: AlertDescription, peer: Peer) -> &'static str {
         (A::UnrecognisedName, Peer::Target | Peer::Proxy) => {
             "it has no certificate for the name of the target: another one may be right (target_tls_name)"
         }
+        (A::MissingExtension, Peer::Target | Peer::Proxy) => {
+            "it wants the name of a host, which an address is not: give one as target_tls_name"
+        }
         (A::InternalError, _) => "it has a fault of its own, which its log may explain",
         (A::CloseNotify | A::UserCanceled, _) => "it has ended the handshake",
         (

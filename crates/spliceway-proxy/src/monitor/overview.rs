@@ -328,9 +328,14 @@ impl Overview {
         services
     }
 
-    /// Returns whether the program serves, and at least one service accepts clients.
+    /// Returns whether the program serves, and at least one service accepts clients. A program that
+    /// has no service waits for one from its operator.
     pub(super) fn is_ready(&self) -> bool {
-        let accepts = self.services().iter().any(|served| served.service.accepting.is_on());
+        let services = self.services();
+        let accepts = match &**services {
+            [] => self.settings().is_some(),
+            services => services.iter().any(|served| served.service.accepting.is_on()),
+        };
         accepts && self.process.health.state() == State::Serving
     }
 

@@ -43,7 +43,7 @@ pub(super) fn user_limits(
         .flat_map(|users| users.names())
         .collect();
     // Only the CA knows all names in its certificates.
-    let are_all_known = faults.is_empty() && services.iter().all(|service| !service.has_users_by_certificate());
+    let has_certificates = services.iter().any(|service| service.has_users_by_certificate());
     let mut hints = HINTS;
     let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
     for table in tables {
@@ -73,12 +73,21 @@ pub(super) fn user_limits(
                 faults.add(Fault::new(at, "name", problem));
             }
         }
-        if are_all_known && !known.contains(&user) {
+        if faults.is_empty() && !known.contains(&user) {
             let near = closest(&user, known.iter().take(hints).map(|known| &**known));
-            let near = near.map_or_else(String::new, |near| format!(": did you mean `{near}`?"));
             hints /= 2;
-            let problem = format!("no service has the user {user}, so this table has no effect{near}");
-            faults.warnings.push(Fault::new(at, "name", problem));
+            let problem = match near {
+                Some(near) if has_certificates => Some(format!(
+                    "no file has the user {user}, so this table is only for certificates: did you mean `{near}`?"
+                )),
+                Some(near) => Some(format!(
+                    "no service has the user {user}, so this table has no effect: did you mean `{near}`?"
+                )),
+                None if has_certificates => None,
+                None => Some(format!("no service has the user {user}, so this table has no effect")),
+            };
+            let problem = problem.map(|problem| Fault::new(at, "name", problem));
+            faults.warnings.extend(problem);
         }
         named.insert(user, limits);
     }

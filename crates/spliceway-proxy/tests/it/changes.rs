@@ -409,3 +409,17 @@ fn a_change_leaves_a_service_drained_that_it_does_not_name() {
     assert_eq!(changed.status, 200);
     exchange(&reach(&socket, "web"));
 }
+
+#[test]
+fn a_program_without_services_is_ready_for_the_first_one() {
+    let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
+    let (mut program, file) = start(&socket, target);
+    let config = config(&socket, target);
+    file.write(config.split_once("[[service]]").unwrap().0);
+    assert!(program.reload().contains("removed first"));
+    assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
+    assert_eq!(send(&socket, "PUT /v1/services/web", &[], &forward(target)).status, 201);
+    exchange(&reach(&socket, "web"));
+    assert_eq!(send(&socket, "DELETE /v1/services/web", &[], &Value::Null).status, 200);
+    assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
+}

@@ -68,6 +68,12 @@ pub(super) fn of_target(text: &str) -> Option<String> {
     if let (true, Some(other)) = (fits(first), other) {
         return Some(format!("these are several targets: give {other} as a value of its own"));
     }
+    if let Some(address) = text.strip_prefix("https://") {
+        let address = address.trim_end_matches('/');
+        let port = if fits(address) { "" } else { ":443" };
+        let target = format!("tls://{address}{port}");
+        return fits(&format!("{address}{port}")).then(|| format!("for TLS to the target, write {target}"));
+    }
     if is_host(text) {
         return Some(format!("the port is missing: write {text}:PORT"));
     }
