@@ -128,7 +128,7 @@ impl Settings {
         }
         let Some((path, text)) = self.file_of(service) else {
             return Shown {
-                table: effective(service),
+                table: self.effective(service),
                 place: Place::CommandLine,
             };
         };
@@ -138,10 +138,20 @@ impl Settings {
                 place: Place::OwnFile(path.to_owned()),
             },
             None => Shown {
-                table: effective(service),
+                table: self.effective(service),
                 place: Place::File(path.to_owned()),
             },
         }
+    }
+
+    /// Returns the table of a service with the defaults for all services.
+    fn effective(&self, service: &ServiceSettings) -> Json {
+        let mut table = serde_json::to_value(&service.config).unwrap_or_default();
+        table["name"] = (&*service.name).into();
+        if let Some(files) = self.origin.files() {
+            hide_variables(&mut table, files);
+        }
+        table
     }
 
     /// Returns the text of the service's own file, as the program has written or read it.
@@ -161,11 +171,18 @@ impl Settings {
     }
 }
 
-/// Returns the table of a service with the defaults for all services.
-fn effective(service: &ServiceSettings) -> Json {
-    let mut table = serde_json::to_value(&service.config).unwrap_or_default();
-    table["name"] = (&*service.name).into();
-    table
+/// Shows each value with a variable in it as the files have it.
+fn hide_variables(value: &mut Json, files: &config::Sources) {
+    match value {
+        Json::String(text) => {
+            if let Some(written) = files.written(text) {
+                *text = written;
+            }
+        }
+        Json::Array(values) => values.iter_mut().for_each(|value| hide_variables(value, files)),
+        Json::Object(values) => values.values_mut().for_each(|value| hide_variables(value, files)),
+        _ => {}
+    }
 }
 
 /// Returns the text of a file with this service.

@@ -423,3 +423,15 @@ fn a_program_without_services_is_ready_for_the_first_one() {
     assert_eq!(send(&socket, "DELETE /v1/services/web", &[], &Value::Null).status, 200);
     assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
 }
+
+#[test]
+fn a_variable_is_shown_by_its_name_and_not_by_its_value() {
+    let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
+    let config = config(&socket, target) + "check = 'send:AUTH ${PATH}\\r\\n'\n";
+    let file = TextFile::new(&config);
+    let _program = Program::run(&file);
+    let shown = send(&socket, "GET /v1/services/first", &[], &Value::Null);
+    assert_eq!(shown.body["check"], r"send:AUTH ${PATH}\r\n", "{shown:?}");
+    let all = send(&socket, "GET /v1/services", &[], &Value::Null);
+    assert!(!all.body.to_string().contains(&std::env::var("PATH").unwrap()));
+}

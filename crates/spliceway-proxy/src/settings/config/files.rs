@@ -1,10 +1,12 @@
 //! The files of a configuration, and the locations in them.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use parking_lot::Mutex;
 use toml::de::Error;
 
 use crate::kit::named_file::{self, Unreadable};
@@ -20,6 +22,8 @@ pub(crate) struct Sources {
     /// The path that the operator gave.
     path: PathBuf,
     pub(super) files: Vec<Source>,
+    /// The values that have variables in them, as `Value` prints them, and as the files have them.
+    variables: Mutex<HashMap<String, String>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +52,7 @@ impl Sources {
         Self {
             path: PathBuf::new(),
             files: Vec::new(),
+            variables: Mutex::default(),
         }
     }
 
@@ -76,7 +81,20 @@ impl Sources {
         Ok(Self {
             path: path.to_owned(),
             files,
+            variables: Mutex::default(),
         })
+    }
+
+    /// Remembers a value with a variable in it.
+    pub(super) fn expanded(&self, value: &str, written: &str) {
+        let printed = value.replace("${", "$${");
+        self.variables.lock().insert(printed, written.to_owned());
+    }
+
+    /// Returns a value as the files have it, if it has a variable in it. The value of a variable
+    /// may be a secret.
+    pub(in crate::settings) fn written(&self, printed: &str) -> Option<String> {
+        self.variables.lock().get(printed).cloned()
     }
 
     /// Returns the number of bytes that the values of variables may add.

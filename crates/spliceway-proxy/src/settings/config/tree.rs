@@ -46,6 +46,7 @@ impl<'i, 'a> Tree<'i, 'a> {
             environment: self.environment,
             room: &self.room,
             schema: &self.schema,
+            sources: self.sources,
             start,
             faults: &mut *self.faults,
         };
@@ -240,6 +241,7 @@ struct Step<'a> {
     environment: Environment<'a>,
     room: &'a Cell<usize>,
     schema: &'a Schema,
+    sources: &'a Sources,
     start: usize,
     faults: &'a mut Faults,
 }
@@ -384,9 +386,15 @@ impl Step<'_> {
             }
             DeValue::String(text) => {
                 let key = path.last().map(String::as_str).unwrap_or_default();
+                let written = text.clone();
                 let expanded = schema::check_secret(key, &text)
                     .map_err(str::to_owned)
                     .and_then(|()| expanded(text, self.environment, self.room));
+                if let Ok(value) = &expanded
+                    && *value != written
+                {
+                    self.sources.expanded(value, &written);
+                }
                 let fault = |problem: String| Fault::new(Some(span.start), key.to_owned(), problem);
                 DeValue::String(self.faults.keep(expanded.map_err(fault))?)
             }
