@@ -76,16 +76,7 @@ pub(super) fn user_limits(
         if faults.is_empty() && !known.contains(&user) {
             let near = closest(&user, known.iter().take(hints).map(|known| &**known));
             hints /= 2;
-            let problem = match near {
-                Some(near) if has_certificates => Some(format!(
-                    "no file has the user {user}, so this table is only for certificates: did you mean `{near}`?"
-                )),
-                Some(near) => Some(format!(
-                    "no service has the user {user}, so this table has no effect: did you mean `{near}`?"
-                )),
-                None if has_certificates => None,
-                None => Some(format!("no service has the user {user}, so this table has no effect")),
-            };
+            let problem = unknown(&user, near, has_certificates);
             let problem = problem.map(|problem| Fault::new(at, "name", problem));
             faults.warnings.extend(problem);
         }
@@ -93,6 +84,22 @@ pub(super) fn user_limits(
     }
     faults.enter(None);
     AllLimits { every, named }
+}
+
+/// Returns what is wrong with a table for a user who is in no file. `near` is a user with almost
+/// this name. If services take users from certificates, the table may be for one of them, so only a
+/// near name is a reason for a warning.
+fn unknown(user: &str, near: Option<&str>, has_certificates: bool) -> Option<String> {
+    let hint = near.map_or_else(String::new, |near| format!(": did you mean `{near}`?"));
+    match (has_certificates, near) {
+        (false, _) => Some(format!(
+            "no service has the user {user}, so this table has no effect{hint}"
+        )),
+        (true, Some(_)) => Some(format!(
+            "no file has the user {user}, so this table is only for certificates{hint}"
+        )),
+        (true, None) => None,
+    }
 }
 
 /// Returns the users whose names have capitals, if certificates name users. The names of hosts in

@@ -85,10 +85,21 @@ impl Sources {
         })
     }
 
-    /// Remembers a value with a variable in it.
+    /// Remembers a value with a variable in it, and each of its words, because a text may be a
+    /// list.
     pub(super) fn expanded(&self, value: &str, written: &str) {
-        let printed = value.replace("${", "$${");
-        self.variables.lock().insert(printed, written.to_owned());
+        let (words, written_words) = (value.split_whitespace(), written.split_whitespace());
+        let pairs = if words.clone().count() == written_words.clone().count() {
+            words.zip(written_words).collect()
+        } else {
+            Vec::new()
+        };
+        let mut variables = self.variables.lock();
+        for (value, written) in pairs.into_iter().chain([(value, written)]) {
+            if value != written {
+                variables.insert(value.replace("${", "$${"), written.to_owned());
+            }
+        }
     }
 
     /// Returns a value as the files have it, if it has a variable in it. The value of a variable
@@ -204,5 +215,19 @@ fn text_of(path: &Path, is_in_directory: bool, room: usize) -> Result<String, St
             ALL_MAX_BYTES >> 20
         )),
         Err(why) => Err(why.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_a_list_is_shown_with_its_variable() {
+        let sources = Sources::none();
+        sources.expanded("a:1 secret:2", "a:1 ${B}");
+        assert_eq!(sources.written("secret:2").as_deref(), Some("${B}"));
+        assert_eq!(sources.written("a:1"), None);
+        assert_eq!(sources.written("a:1 secret:2").as_deref(), Some("a:1 ${B}"));
     }
 }
