@@ -8,7 +8,7 @@
 use std::fmt;
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,17 @@ const STEP_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct NamedFile<T = String> {
     pub(crate) text: T,
+    pub(crate) rights: Rights,
+}
+
+/// Who may change or read a file.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rights {
     /// The permission bits.
     pub(crate) mode: u32,
+    /// The user who may change the bits. `None` for a pipe, whose user is often the one before
+    /// sudo(8).
+    pub(crate) owner: Option<u32>,
 }
 
 /// Why a file has no text. It is shown without the path.
@@ -65,12 +74,12 @@ pub(crate) fn is_regular(path: &Path) -> io::Result<bool> {
 }
 
 fn read_within(path: &Path, max_bytes: usize, time: Duration) -> Result<NamedFile, Unreadable> {
-    let NamedFile { text, mode } = read_bytes_within(path, max_bytes, time)?;
+    let NamedFile { text, rights } = read_bytes_within(path, max_bytes, time)?;
     let text = String::from_utf8(text).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         Unreadable::NotText(valid.iter().filter(|byte| **byte == b'\n').count() + 1)
     })?;
-    Ok(NamedFile { text, mode })
+    Ok(NamedFile { text, rights })
 }
 
 fn read_bytes_within(path: &Path, max_bytes: usize, time: Duration) -> Result<NamedFile<Vec<u8>>, Unreadable> {
@@ -82,8 +91,11 @@ fn read_bytes_within(path: &Path, max_bytes: usize, time: Duration) -> Result<Na
     let metadata = file.metadata()?;
     check(metadata.file_type())?;
     let text = read_to_end(&file, &metadata, max_bytes, deadline)?.ok_or(Unreadable::Silent(time))?;
-    let mode = metadata.permissions().mode() & 0o777;
-    Ok(NamedFile { text, mode })
+    let rights = Rights {
+        mode: metadata.mode() & 0o777,
+        owner: metadata.is_file().then_some(metadata.uid()),
+    };
+    Ok(NamedFile { text, rights })
 }
 
 /// # Errors
@@ -235,7 +247,7 @@ mod tests {
             move || fs::write(path, text)
         });
         let file = read_within(&path, text.len(), LONG).unwrap();
-        assert!(file.text == text && file.mode == 0o600);
+        assert!(file.text == text && file.rights.mode == 0o600);
         writer.join().unwrap().unwrap();
     }
 

@@ -7,7 +7,7 @@ use spliceway_protocol::address::ListenAddress;
 use super::config::{self, Value, all};
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
-use super::users::check_mode;
+use super::users::check_rights;
 use crate::access::auth::tokens::{self, TokenFile, Tokens};
 
 /// Returns the socket for the holders of tokens, and the tokens.
@@ -32,14 +32,14 @@ pub(super) fn remote_admin(
     };
     let fault = |problem: String| Fault::new(file.at(), "tokens", problem);
     let path = file.path(origin.folder_of(file.at()).as_deref());
-    let TokenFile { tokens, exposed } = match tokens::read(&path) {
+    let TokenFile { tokens, rights } = match tokens::read(&path) {
         Ok(read) => read,
         Err(errors) => {
             errors.iter().for_each(|error| faults.add(fault(error.to_string())));
             return None;
         }
     };
-    check_mode(&path, exposed, "tokens", fault, faults);
+    check_rights(&path, rights, "tokens", fault, faults);
     if tokens.is_empty() {
         let problem = format!("{}: has no tokens, so each request is refused", path.display());
         faults.warnings.push(fault(problem));

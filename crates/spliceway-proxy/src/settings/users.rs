@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use rustix::process::geteuid;
+
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use crate::access::auth::{self, Stored, Users};
+use crate::kit::named_file::Rights;
 use crate::settings::config::{AUTH_VARIABLE, Service};
 
 /// Returns the users, and adds warnings about how their passwords are stored.
@@ -39,7 +42,7 @@ pub(super) fn users(service: &Service, origin: &Origin, faults: &mut Faults) -> 
             };
             let doubts = auth::clear_text(&path, &file.clear).into_iter();
             faults.warnings.extend(doubts.map(fault));
-            check_mode(&path, file.exposed, "users", fault, faults);
+            check_rights(&path, file.rights, "users", fault, faults);
             (file.users, file.fingerprint)
         }
     };
@@ -47,24 +50,63 @@ pub(super) fn users(service: &Service, origin: &Origin, faults: &mut Faults) -> 
     faults.keep(Users::new(users, fingerprint).map_err(no_random))
 }
 
-/// Adds a fault if others may write to a file, or a warning if they may read it. `exposed` is the
-/// mode of such a file.
-pub(super) fn check_mode(
+/// The permission bits that let the group or other users read or write a file.
+const EXPOSED: u32 = 0o066;
+
+/// Adds a fault if others may write to a file, or a warning if they may read it. Its owner may
+/// write to it whatever its mode is.
+pub(super) fn check_rights(
     path: &Path,
-    exposed: Option<u32>,
+    Rights { mode, owner }: Rights,
     what: &str,
     fault: impl Fn(String) -> Fault,
     faults: &mut Faults,
 ) {
-    let Some(mode) = exposed else { return };
-    let path = path.display();
+    let (path, user) = (path.display(), geteuid().as_raw());
+    if let Some(owner) = owner.filter(|owner| ![0, user].contains(owner)) {
+        let problem = fault(format!(
+            "{path}: belongs to user {owner}, who can add {what}; expected a file of root, or of user {user} that the \
+             program runs as (chown {user} {path})"
+        ));
+        // Root checks the files of services that run as other users.
+        if user == 0 && faults.is_trial {
+            faults.warnings.push(problem);
+        } else {
+            faults.add(problem);
+        }
+    }
     let expected = format!("expected 0600 (chmod 600 {path})");
     if mode & 0o022 != 0 {
         faults.add(fault(format!(
             "{path}: mode {mode:04o} lets others add {what}; {expected}"
         )));
-    } else {
+    } else if mode & EXPOSED != 0 {
         let problem = format!("{path}: mode {mode:04o} lets others read it; {expected}");
         faults.warnings.push(fault(problem));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_belongs_to_root_or_to_the_user_of_the_program() {
+        let user = geteuid().as_raw();
+        for (owner, is_trial, counts) in [
+            (Some(0), false, (0, 0)),
+            (Some(user), false, (0, 0)),
+            (None, false, (0, 0)),
+            (Some(user + 1), false, (1, 0)),
+            (Some(user + 1), true, if user == 0 { (0, 1) } else { (1, 0) }),
+        ] {
+            let mut faults = Faults::default();
+            faults.is_trial = is_trial;
+            let fault = |problem| Fault::new(None, "auth_file", problem);
+            let rights = Rights { mode: 0o600, owner };
+            check_rights(Path::new("users"), rights, "users", fault, &mut faults);
+            let warnings = faults.warnings.len();
+            assert_eq!((faults.sorted().len(), warnings), counts, "{owner:?} {is_trial}");
+        }
     }
 }

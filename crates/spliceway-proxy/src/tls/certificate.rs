@@ -252,12 +252,12 @@ fn read_key(path: &Path) -> Result<(usize, PrivateKeyDer<'static>), Why> {
 
 /// Returns the content of a file in PEM, and its mode.
 pub(super) fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, u32), Why> {
-    let NamedFile { mut text, mode } = named_file::read_bytes(path, max_bytes).map_err(Why::Read)?;
+    let NamedFile { mut text, rights } = named_file::read_bytes(path, max_bytes).map_err(Why::Read)?;
     // Some editors write it. The first line would not be found.
     if text.starts_with(BYTE_ORDER_MARK) {
         text.drain(..BYTE_ORDER_MARK.len());
     }
-    Ok((text, mode))
+    Ok((text, rights.mode))
 }
 
 /// Returns when a certificate stops to be valid.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::digest::{Fingerprint, fingerprint};
 use super::hash::{Cost, Hash, Stored, WORK_MAX_KIB};
-use crate::kit::named_file::{self, NamedFile};
+use crate::kit::named_file::{self, NamedFile, Rights};
 
 /// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
@@ -55,9 +55,6 @@ pub(crate) const FIELD_MAX_BYTES: usize = 255;
 /// The maximum size of a file, enough for ten thousand users with hashes.
 pub(super) const FILE_MAX_BYTES: usize = 4 << 20;
 
-/// The permission bits that let the group or other users read or write a file.
-pub(super) const EXPOSED: u32 = 0o066;
-
 /// The users in a file.
 #[derive(Default)]
 pub(crate) struct UserFile {
@@ -66,8 +63,7 @@ pub(crate) struct UserFile {
     pub(crate) fingerprint: Fingerprint,
     /// The passwords that are not hashed.
     pub(crate) clear: Vec<Place>,
-    /// The mode of the file, if it lets the group or other users read or write the file.
-    pub(crate) exposed: Option<u32>,
+    pub(crate) rights: Rights,
 }
 
 /// A line of a user file, as messages show it: its number, and the name if the line has one.
@@ -101,7 +97,7 @@ pub(super) struct Line<'a> {
 /// for a file without users, and for each duplicate user and each invalid line.
 pub(crate) fn read(path: &Path) -> Result<UserFile, Vec<FileError>> {
     let whole = |problem: String| vec![FileError::new(path, None, problem)];
-    let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES)
+    let NamedFile { text, rights } = named_file::read(path, FILE_MAX_BYTES)
         .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
     let (mut file, faults) = parse(&text);
     if !faults.is_empty() {
@@ -111,7 +107,7 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, Vec<FileError>> {
         return Err(errors.collect());
     }
     file.fingerprint = fingerprint(&text);
-    file.exposed = (mode & EXPOSED != 0).then_some(mode);
+    file.rights = rights;
     if file.users.is_empty() {
         return Err(whole(format!("{NO_USERS}; {EXPECTED}")));
     }

@@ -13,8 +13,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::file::{EXPOSED, FileError, Place, check_name, lines};
-use crate::kit::named_file::{self, NamedFile};
+use super::file::{FileError, Place, check_name, lines};
+use crate::kit::named_file::{self, NamedFile, Rights};
 
 /// What programs that look for leaked secrets recognize.
 const PREFIX: &str = "spliceway_";
@@ -56,8 +56,7 @@ pub(crate) struct Token {
 /// The tokens in a file.
 pub(crate) struct TokenFile {
     pub(crate) tokens: Tokens,
-    /// The mode of the file, if it lets the group or other users read or write the file.
-    pub(crate) exposed: Option<u32>,
+    pub(crate) rights: Rights,
 }
 
 impl Scope {
@@ -151,14 +150,13 @@ pub(crate) fn create(scopes: &Scopes) -> (String, String) {
 /// Returns an error if the file cannot be read or is larger than 1 MiB. It also returns an error
 /// for each invalid line.
 pub(crate) fn read(path: &Path) -> Result<TokenFile, Vec<FileError>> {
-    let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES).map_err(|why| {
+    let NamedFile { text, rights } = named_file::read(path, FILE_MAX_BYTES).map_err(|why| {
         let problem = format!("{why}; `spliceway token add {} NAME` creates it", path.display());
         vec![FileError::new(path, None, problem)]
     })?;
     let (tokens, faults) = parse(&text);
     if faults.is_empty() {
-        let exposed = (mode & EXPOSED != 0).then_some(mode);
-        return Ok(TokenFile { tokens, exposed });
+        return Ok(TokenFile { tokens, rights });
     }
     let errors = faults.into_iter();
     Err(errors
