@@ -10,6 +10,7 @@
 //! ```
 
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -38,7 +39,9 @@ impl Offered {
 /// not started by another one.
 #[derive(Default)]
 pub(crate) struct Adopted {
-    groups: Mutex<Vec<Group>>,
+    /// The groups with the same hash of address and role, in the order of their numbers. A program
+    /// may have 10,000 services.
+    groups: Mutex<HashMap<u64, Vec<Group>>>,
     changes: Mutex<Vec<Change>>,
     /// Whether the files of the sockets belong to this process.
     ownership: Ownership,
@@ -71,6 +74,7 @@ impl Adopted {
             .map_err(|error| io::Error::other(format!("{address}: {error}")))?;
         let listener = listener::adopted(socket, &address, &self.ownership)?;
         let mut groups = self.groups.lock();
+        let groups = groups.entry(listener::hash_of(&address, &role)).or_default();
         match groups.last_mut().filter(|group| group.number == number) {
             Some(group) => group.listeners.push(listener),
             None => groups.push(Group {
@@ -87,6 +91,7 @@ impl Adopted {
     pub(crate) async fn bind(&self, role: &str, address: &ListenAddress, transport: Transport) -> io::Result<Found> {
         let group = {
             let mut groups = self.groups.lock();
+            let groups = groups.entry(listener::hash_of(address, role)).or_default();
             let found = groups.iter().position(|group| group.is_for(role, address, transport));
             found.map(|index| groups.remove(index))
         };
@@ -145,6 +150,8 @@ impl Adopted {
         let changes = std::mem::take(&mut *self.changes.lock());
         changes.into_iter().for_each(|change| change());
         let unused = std::mem::take(&mut *self.groups.lock());
+        let mut unused: Vec<_> = unused.into_values().flatten().collect();
+        unused.sort_by_key(|group| group.number);
         for group in unused {
             tracing::info!("no longer listens on {}", group.address);
         }
@@ -155,5 +162,38 @@ impl Group {
     fn is_for(&self, role: &str, address: &ListenAddress, transport: Transport) -> bool {
         let has = self.listeners.first().map(Listener::transport);
         has.is_some_and(|has| listener::does_for((&self.address, &self.role, has), (address, role, transport)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_listener_is_found_by_its_address_in_any_order() {
+        let adopted = Adopted::default();
+        let sockets: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let (any, fixed) = ("127.0.0.1:0".parse().unwrap(), sockets[2].local_addr().unwrap());
+        let ports: Vec<_> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let addresses = ["127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned(), fixed.to_string()];
+        for (number, (socket, address)) in sockets.into_iter().zip(addresses).enumerate() {
+            adopted
+                .add(number, format!("service {number}"), &address, socket.into())
+                .unwrap();
+        }
+        // A fixed address may change its service.
+        for (role, address, port) in [
+            ("service x", &ListenAddress::Ip(fixed), ports[2]),
+            ("service 1", &any, ports[1]),
+            ("service 0", &any, ports[0]),
+        ] {
+            let found = adopted.bind(role, address, Transport::Streams).await.unwrap();
+            assert!(found.are_received);
+            assert_eq!(found.listeners[0].local_addr(), Some(port), "{role}");
+        }
+        let found = adopted.bind("service 0", &any, Transport::Streams).await.unwrap();
+        assert!(!found.are_received && !ports.contains(&found.listeners[0].local_addr().unwrap()));
     }
 }

@@ -8,7 +8,7 @@ mod options;
 mod socket_file;
 
 pub(super) use bind::adopted;
-pub(crate) use bind::{bind, does_for, has_any_port, try_out};
+pub(crate) use bind::{bind, does_for, hash_of, try_out};
 pub(crate) use inherited::adopt as adopt_inherited;
 #[cfg(test)]
 pub(crate) use listening::closes;

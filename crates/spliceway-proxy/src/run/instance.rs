@@ -28,7 +28,7 @@ use crate::log::{self, announce};
 use crate::monitor::control::By;
 use crate::monitor::overview::Served;
 use crate::net::adopted::Offered;
-use crate::net::listener::Transport;
+use crate::net::listener::{Transport, hash_of};
 use crate::run::startup::CannotRun;
 use crate::session::Process;
 use crate::settings::config::Config;
@@ -36,7 +36,7 @@ use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};
 pub(super) use changes::Changes;
-use sockets::{Acceptor, Assignment, Bound, OpenAddress, hash_of};
+use sockets::{Acceptor, Assignment, Bound, OpenAddress};
 
 /// A limit of fewer sessions than this is probably a mistake, and causes a warning.
 const FEW_SESSIONS: usize = 64;

@@ -6,7 +6,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -126,20 +126,21 @@ impl Settings {
                 place: given.file.clone().map_or(Place::Memory, Place::OwnFile),
             };
         }
-        let Some((path, text)) = self.file_of(service) else {
+        let Some((files, at)) = self.place_of(service) else {
             return Shown {
                 table: self.effective(service),
                 place: Place::CommandLine,
             };
         };
-        match own_table(text) {
+        let path = files.file(at).map(|(path, _)| path.to_owned()).unwrap_or_default();
+        match files.parsed_if_right(at, own_table) {
             Some(table) => Shown {
                 table: Json::Object(table),
-                place: Place::OwnFile(path.to_owned()),
+                place: Place::OwnFile(path),
             },
             None => Shown {
                 table: self.effective(service),
-                place: Place::File(path.to_owned()),
+                place: Place::File(path),
             },
         }
     }
@@ -158,16 +159,19 @@ impl Settings {
     fn text_before(&self, name: &str, service: Option<&&Arc<ServiceSettings>>) -> Option<String> {
         match self.origin.given().get(name) {
             Some(given) => own_text(&given.table).ok().filter(|_| given.file.is_some()),
-            None => self.file_of(service?).map(|(_, text)| text.to_owned()),
+            None => {
+                let (files, at) = self.place_of(service?)?;
+                files.file(at).map(|(_, text)| text.to_owned())
+            }
         }
     }
 
-    fn file_of(&self, service: &ServiceSettings) -> Option<(&Path, &str)> {
+    /// Returns the files, and an offset in the table of the service.
+    fn place_of(&self, service: &ServiceSettings) -> Option<(&config::Sources, usize)> {
         let config = &service.config;
         let at = config.listen.as_ref().and_then(List::at);
-        self.origin
-            .files()?
-            .file(at.or(config.kind.as_ref().and_then(Value::at))?)
+        let at = at.or(config.kind.as_ref().and_then(Value::at))?;
+        Some((self.origin.files()?, at))
     }
 }
 

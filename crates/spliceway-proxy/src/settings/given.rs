@@ -187,7 +187,7 @@ pub(super) fn text_of(table: &Table) -> Result<String, String> {
             .position(|known| known.name == key)
     };
     let mut entries: Vec<_> = table.iter().collect();
-    entries.sort_by_key(|(key, _)| (rank(key).unwrap_or(usize::MAX), *key));
+    entries.sort_by_cached_key(|(key, _)| (rank(key).unwrap_or(usize::MAX), *key));
     for (key, value) in entries {
         match value {
             Json::Array(backends) if key == "backend" => {

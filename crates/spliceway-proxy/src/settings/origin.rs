@@ -41,7 +41,7 @@ fn as_keys(problem: &str) -> String {
 }
 
 /// The most faults that are shown. A file of another program has one on each line.
-const FAULTS_MAX: usize = 50;
+pub(super) const FAULTS_MAX: usize = 50;
 
 impl Origin {
     /// Returns the text for the operator, which has a line for each fault.

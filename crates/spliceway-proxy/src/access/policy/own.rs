@@ -1,6 +1,7 @@
 //! The addresses that this program listens on.
 
 use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
 use socket2::{SockRef, Type};
 use spliceway_protocol::address::is_abstract;
 
@@ -17,7 +17,8 @@ use spliceway_protocol::address::is_abstract;
 /// share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnListeners {
-    bound: Arc<RwLock<Slab<Bound>>>,
+    /// The number of listeners at each place.
+    bound: Arc<RwLock<HashMap<Bound, usize>>>,
 }
 
 /// The entry of a listener. Dropping it removes the listener from the list.
@@ -25,19 +26,30 @@ pub(crate) struct OwnListeners {
 #[must_use]
 pub(crate) struct OwnEntry {
     own: OwnListeners,
-    key: usize,
+    bound: Bound,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Bound {
-    Ip {
-        address: SocketAddr,
-        /// Unless this is set, IPv4 clients can also reach a listener on the IPv6 wildcard address.
-        only_v6: bool,
-        /// Whether the listener is for datagrams, and not for connections.
-        is_for_datagrams: bool,
-    },
+    Ip(Endpoint),
     Path(PathBuf),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Endpoint {
+    at: At,
+    port: u16,
+    /// Whether the listener is for datagrams, and not for connections.
+    is_for_datagrams: bool,
+}
+
+/// The addresses of this machine at which a listener is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum At {
+    One(IpAddr),
+    EveryV4,
+    EveryV6,
+    Every,
 }
 
 impl OwnListeners {
@@ -50,11 +62,18 @@ impl OwnListeners {
         let listener = listener.into();
         let local = listener.local_addr()?;
         let bound = if let Some(address) = local.as_socket() {
-            Bound::Ip {
-                only_v6: address.is_ipv6() && listener.only_v6()?,
+            let at = match address.ip() {
+                IpAddr::V4(Ipv4Addr::UNSPECIFIED) => At::EveryV4,
+                IpAddr::V6(Ipv6Addr::UNSPECIFIED) if listener.only_v6()? => At::EveryV6,
+                // IPv4 clients can reach it too.
+                IpAddr::V6(Ipv6Addr::UNSPECIFIED) => At::Every,
+                ip => At::One(ip.to_canonical()),
+            };
+            Bound::Ip(Endpoint {
+                at,
+                port: address.port(),
                 is_for_datagrams: listener.r#type()? == Type::DGRAM,
-                address,
-            }
+            })
         } else if let Some(path) = local.as_pathname() {
             Bound::Path(real(path))
         } else if let Some(name) = local.as_abstract_namespace() {
@@ -63,43 +82,41 @@ impl OwnListeners {
             return Ok(None);
         };
         let own = self.clone();
-        let key = self.bound.write().insert(bound);
-        Ok(Some(OwnEntry { own, key }))
+        *self.bound.write().entry(bound.clone()).or_default() += 1;
+        Ok(Some(OwnEntry { own, bound }))
     }
 
     /// Returns whether a connection to `address`, or a datagram, reaches one of these listeners.
-    pub(super) fn are_at(&self, address: SocketAddr, is_datagram: bool) -> bool {
+    /// Each dial asks, so the time does not depend on the number of listeners.
+    pub(super) fn are_at(&self, address: SocketAddr, is_for_datagrams: bool) -> bool {
+        let (ip, port) = (reached(address.ip()), address.port());
         let bound = self.bound.read();
-        let ip = reached(address.ip());
-        let mut own = bound.iter().filter_map(|(_, bound)| match bound {
-            Bound::Ip {
-                address: own,
-                only_v6,
+        let has = |at| {
+            bound.contains_key(&Bound::Ip(Endpoint {
+                at,
+                port,
                 is_for_datagrams,
-            } if own.port() == address.port() && *is_for_datagrams == is_datagram => Some((own.ip(), *only_v6)),
-            _ => None,
-        });
-        own.any(|(own, only_v6)| match own {
-            IpAddr::V4(own) if own.is_unspecified() => ip.is_ipv4() && is_of_this_machine(ip),
-            IpAddr::V6(own) if own.is_unspecified() => (ip.is_ipv6() || !only_v6) && is_of_this_machine(ip),
-            own => own.to_canonical() == ip,
-        })
+            }))
+        };
+        let every = if ip.is_ipv4() { At::EveryV4 } else { At::EveryV6 };
+        has(At::One(ip)) || ((has(every) || has(At::Every)) && is_of_this_machine(ip))
     }
 
     /// Returns whether a connection to this Unix socket reaches one of these listeners.
     pub(super) fn are_at_path(&self, path: &Path) -> bool {
-        let path = real(path);
-        let bound = self.bound.read();
-        bound
-            .iter()
-            .any(|(_, bound)| matches!(bound, Bound::Path(own) if *own == path))
+        self.bound.read().contains_key(&Bound::Path(real(path)))
     }
 }
 
 impl Drop for OwnEntry {
     fn drop(&mut self) {
         let mut bound = self.own.bound.write();
-        bound.try_remove(self.key);
+        if let Some(count) = bound.get_mut(&self.bound) {
+            *count -= 1;
+            if *count == 0 {
+                bound.remove(&self.bound);
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Binds listeners of every kind.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -163,8 +164,25 @@ pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&Listen
     }
 }
 
+/// Returns a number that is the same for addresses that differ at most in the mode of a socket. If
+/// the kernel chooses the port, only one user of the address has it, and thousands may have the same.
+pub(crate) fn hash_of(address: &ListenAddress, user: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    if has_any_port(address) {
+        user.hash(&mut hasher);
+    }
+    match address {
+        ListenAddress::Every(port) => (0, port).hash(&mut hasher),
+        ListenAddress::Ip(address) => (1, address).hash(&mut hasher),
+        ListenAddress::Name(name, port) => (2, name, port).hash(&mut hasher),
+        ListenAddress::Unix { path, .. } => (3, path).hash(&mut hasher),
+        ListenAddress::Inherited(name) => (4, name).hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
 /// Returns whether the kernel chooses the port for this address.
-pub(crate) fn has_any_port(address: &ListenAddress) -> bool {
+fn has_any_port(address: &ListenAddress) -> bool {
     port(address) == Some(0)
 }
 

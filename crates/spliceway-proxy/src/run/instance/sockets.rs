@@ -1,6 +1,5 @@
 //! The open listeners, and the services that they lead to.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -326,7 +325,7 @@ impl OpenAddress {
 
     /// Returns a number that is the same for all addresses at which these listeners may do.
     pub(super) fn hash(&self) -> u64 {
-        hash_of(&self.address, &self.service)
+        listener::hash_of(&self.address, &self.service)
     }
 
     /// Sends new clients to this service from now on.
@@ -368,23 +367,6 @@ impl std::fmt::Display for OpenAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.address.fmt(f)
     }
-}
-
-/// Returns a number that is the same for addresses that differ at most in the mode of a socket. If
-/// the kernel chooses the port, only one service uses the address, and thousands may have the same.
-pub(super) fn hash_of(address: &ListenAddress, service: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    if listener::has_any_port(address) {
-        service.hash(&mut hasher);
-    }
-    match address {
-        ListenAddress::Every(port) => (0, port).hash(&mut hasher),
-        ListenAddress::Ip(address) => (1, address).hash(&mut hasher),
-        ListenAddress::Name(name, port) => (2, name, port).hash(&mut hasher),
-        ListenAddress::Unix { path, .. } => (3, path).hash(&mut hasher),
-        ListenAddress::Inherited(name) => (4, name).hash(&mut hasher),
-    }
-    hasher.finish()
 }
 
 /// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use toml::de::Error;
@@ -35,6 +36,8 @@ pub(super) struct Source {
     pub(super) start: usize,
     /// The offsets at which the lines begin, from the start of the text.
     lines: Vec<usize>,
+    /// Whether [`Sources::parsed_if_right`] returns something. Empty before the first call.
+    is_right: OnceLock<bool>,
 }
 
 impl Source {
@@ -74,6 +77,7 @@ impl Sources {
                 path,
                 text,
                 start,
+                is_right: OnceLock::new(),
             });
             start += length + 1;
             room -= length;
@@ -145,6 +149,22 @@ impl Sources {
         Some((&source.path, &source.text))
     }
 
+    /// Parses the file at this offset. `parse` returns `None` for a file of another form. Such a
+    /// file is not parsed again, because 10,000 services may be in it.
+    pub(in crate::settings) fn parsed_if_right<T>(
+        &self,
+        at: usize,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let source = self.source(at)?;
+        if source.is_right.get() == Some(&false) {
+            return None;
+        }
+        let parsed = parse(&source.text);
+        source.is_right.get_or_init(|| parsed.is_some());
+        parsed
+    }
+
     /// Returns the folder of the files.
     pub(in crate::settings) fn folder(&self) -> Option<&Path> {
         self.files.first()?.path.parent()
@@ -156,7 +176,8 @@ impl Sources {
     }
 
     fn source(&self, at: usize) -> Option<&Source> {
-        self.files.iter().rfind(|source| source.start <= at)
+        let after = self.files.partition_point(|source| source.start <= at);
+        self.files.get(after.checked_sub(1)?)
     }
 
     /// Returns what an error says about a text that begins at offset `start`.
@@ -221,6 +242,26 @@ fn text_of(path: &Path, is_in_directory: bool, room: usize) -> Result<String, St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_several_services_is_parsed_once() {
+        let path = std::env::temp_dir().join(format!("spliceway-several-{}.toml", std::process::id()));
+        fs::write(&path, "# several\n").unwrap();
+        let sources = Sources::read(&path).unwrap();
+        let parses = std::cell::Cell::new(0);
+        let parse = |result: Option<()>| {
+            let parse = |_: &str| {
+                parses.set(parses.get() + 1);
+                result
+            };
+            sources.parsed_if_right(5, parse)
+        };
+        assert_eq!(
+            (parse(None), parse(None), parse(Some(())), parses.get()),
+            (None, None, None, 1)
+        );
+        fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn a_word_of_a_list_is_shown_with_its_variable() {

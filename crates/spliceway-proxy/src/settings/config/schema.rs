@@ -1,12 +1,19 @@
 //! The JSON schema of the tables, and help for a key that does not exist.
 
+use std::cell::Cell;
+
 use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
 
 use super::{Config, declared};
+use crate::settings::origin::FAULTS_MAX;
 
 /// Two texts that differ more than this are no spelling mistakes of each other.
 const SIMILAR: f64 = 0.75;
+/// The unknown keys for which the right key is searched. More faults are not shown at once.
+const SEARCHES_MAX: usize = FAULTS_MAX;
+/// A longer key is no spelling mistake.
+const KEY_MAX_BYTES: usize = 64;
 
 /// Keys of other programs, and those of this program that do the same.
 const FOREIGN: [(&str, &str); 25] = [
@@ -45,7 +52,11 @@ pub(super) struct Unknown {
 }
 
 /// The schema of all tables.
-pub(crate) struct Schema(Json);
+pub(crate) struct Schema {
+    json: Json,
+    /// The number of unknown keys so far.
+    searches: Cell<usize>,
+}
 
 impl Schema {
     pub(crate) fn new() -> Self {
@@ -54,29 +65,33 @@ impl Schema {
         let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
         without_null(&mut schema);
         demand_values("", &mut schema);
-        Self(schema)
+        Self {
+            json: schema,
+            searches: Cell::new(0),
+        }
     }
 
     pub(crate) fn json(&self) -> &Json {
-        &self.0
+        &self.json
     }
 
     /// Returns every key that has a value, with the path of its table. The path of a service is
     /// `service`.
     pub(crate) fn all(&self) -> Vec<(String, String)> {
         let mut all = Vec::new();
-        collect(&self.0, "", &mut all);
+        collect(&self.json, "", &mut all);
         all
     }
 
     /// Checks that the table at `path` has this key. `is_table` tells whether its value is a table.
+    /// The search for the right key takes about 0.3 ms, so it has a limit.
     ///
     /// # Errors
-    /// Returns a message that says which key is right.
+    /// Returns a message that says which key is right, for the first unknown keys.
     pub(super) fn check(&self, path: &[String], key: &str, is_table: bool) -> Result<(), Unknown> {
         let known = path
             .iter()
-            .try_fold(&self.0, |table, name| properties(table)?.get(name));
+            .try_fold(&self.json, |table, name| properties(table)?.get(name));
         let Some(keys) = known.and_then(properties) else {
             // A table where a value is expected. The parser of the value says so.
             return Ok(());
@@ -88,6 +103,14 @@ impl Schema {
             path if path.is_empty() => "the file".to_owned(),
             path => shown(&path),
         };
+        let searched = self.searches.get() + 1;
+        self.searches.set(searched);
+        if searched > SEARCHES_MAX || key.len() > KEY_MAX_BYTES {
+            return Err(Unknown {
+                problem: format!("unknown key `{}` in {table}", key.escape_debug()),
+                meant: None,
+            });
+        }
         let foreign = FOREIGN
             .iter()
             .find(|(foreign, own)| *foreign == key && keys.contains_key(*own));
@@ -131,7 +154,7 @@ impl Schema {
     pub(super) fn check_empty(&self, path: &[String]) -> Result<(), String> {
         let found = path
             .iter()
-            .try_fold(&self.0, |table, name| properties(table)?.get(name));
+            .try_fold(&self.json, |table, name| properties(table)?.get(name));
         let (Some(key), true) = (path.last(), found.is_some_and(is_list)) else {
             return Ok(());
         };
@@ -286,4 +309,21 @@ fn password_of(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let (user, _) = rest.rsplit_once('@')?;
     user.split_once(':').map(|(_, password)| password)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_key_is_searched_for_the_first_unknown_keys_only() {
+        let (schema, path) = (Schema::new(), ["service".to_owned()]);
+        let problem = |key: &str| schema.check(&path, key, false).err().map(|unknown| unknown.problem);
+        let long = "listen".repeat(20);
+        assert_eq!(problem(&long), Some(format!("unknown key `{long}` in [[service]]")));
+        let helped = (0..2 * SEARCHES_MAX).filter(|_| problem("lisen").unwrap().ends_with(": did you mean `listen`?"));
+        assert_eq!(helped.count(), SEARCHES_MAX - 1);
+        assert_eq!(problem("lisen").unwrap(), "unknown key `lisen` in [[service]]");
+        assert_eq!(problem("listen"), None);
+    }
 }
