@@ -11,6 +11,7 @@ mod distinct;
 pub(crate) mod exposure;
 mod faults;
 pub(crate) mod given;
+mod hidden;
 mod kind;
 mod origin;
 mod program;

@@ -28,7 +28,7 @@ pub(crate) struct NamedFile<T = String> {
     pub(crate) rights: Rights,
 }
 
-/// Who may change or read a file.
+/// The users that may change or read a file.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Rights {
     /// The permission bits.

@@ -45,9 +45,10 @@ pub(super) async fn prepare(instance: &Instance, change: Change) -> Result<Prepa
         is_new,
         file,
     } = changed.map_err(failed)?.map_err(NotDone::Change)?;
+    let hidden = settings.hidden.clone();
     let plan = instance.plan(settings).await.map_err(|error| match error {
-        CannotRun::Unsafe(why) => NotDone::Change(Refused::Invalid(why)),
-        error => NotDone::Refused(error.to_string()),
+        CannotRun::Unsafe(why) => NotDone::Change(Refused::Invalid(hidden.in_text(&why))),
+        error => NotDone::Refused(hidden.in_text(&error.to_string())),
     })?;
     let file = match file.filter(|_| !is_dry_run) {
         Some(file) => Some(spawn_blocking(|| Staged::write(file)).await.map_err(failed)?),

@@ -4,6 +4,11 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::hidden::Hidden;
+
+/// The most faults that are shown. A file of another program has one on each line.
+pub(super) const FAULTS_MAX: usize = 50;
+
 /// What is wrong with a value, or with the absence of one.
 #[derive(Debug, PartialEq)]
 pub(super) struct Fault {
@@ -44,6 +49,7 @@ pub(super) struct Faults {
     scope: Scope,
     /// Where tables may be missing, because a file is not valid TOML.
     lost: Vec<Range<usize>>,
+    pub(super) hidden: Hidden,
 }
 
 impl Faults {
@@ -119,12 +125,26 @@ impl Faults {
         self.faults
             .sort_by(|a, b| (order(a), &a.key, &a.problem).cmp(&(order(b), &b.key, &b.problem)));
         self.faults.dedup();
+        hide(&self.hidden, &mut self.faults);
         self.faults
+    }
+
+    /// Returns the warnings in the order in which they were found.
+    pub(super) fn shown_warnings(&mut self) -> &[Fault] {
+        hide(&self.hidden, &mut self.warnings);
+        &self.warnings
     }
 
     fn spoilt(&self) -> impl Iterator<Item = &(String, bool)> {
         let of_scope = self.scope.and_then(|_| self.spoilt.get(&self.scope));
         of_scope.into_iter().chain(self.spoilt.get(&None)).flatten()
+    }
+}
+
+/// Replaces the values of variables by their names.
+fn hide(hidden: &Hidden, faults: &mut [Fault]) {
+    for fault in faults.iter_mut().filter(|_| !hidden.is_empty()) {
+        fault.problem = hidden.in_problem(fault.at, &fault.problem).into();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::faults::Fault;
+use super::faults::{FAULTS_MAX, Fault};
 use super::given::Given;
 use crate::settings::config::AUTH_VARIABLE;
 use crate::settings::config::Sources;
@@ -39,9 +39,6 @@ fn as_keys(problem: &str) -> String {
     }
     text + rest
 }
-
-/// The most faults that are shown. A file of another program has one on each line.
-pub(super) const FAULTS_MAX: usize = 50;
 
 impl Origin {
     /// Returns the text for the operator, which has a line for each fault.

@@ -9,6 +9,7 @@ use spliceway::{Engine, PipeSize};
 use spliceway_protocol::address::ListenAddress;
 
 use super::config::Config;
+use super::hidden::Hidden;
 use super::origin::Origin;
 use super::service::ServiceSettings;
 use crate::access::accounts::AllLimits;
@@ -45,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) origin: Arc<Origin>,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
+    /// What messages about these settings must not show.
+    pub(crate) hidden: Hidden,
 }
 
 impl Settings {

@@ -13,6 +13,7 @@ use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
 use super::given::Given;
+use super::hidden::Hidden;
 use super::kind::kind;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
@@ -83,6 +84,7 @@ impl Settings {
         let kept = self.services.iter().filter(|service| !is_changed(service));
         let kept: Vec<_> = kept.cloned().collect();
         let (mut config, mut faults) = (self.written.clone(), Faults::default());
+        faults.hidden = self.hidden.clone();
         config.service = given.tables(changed.iter().copied(), &mut faults);
         let origin = self.origin.with(given);
         let mut settings = settle_with(&config, Some(&kept), &origin, faults, Depth::Settings)?;
@@ -177,12 +179,17 @@ fn settle_with(
         Some(settings) if faults.is_empty() => {
             let is_new = |fault: &&Fault| kept.is_none() || fault.at.is_some_and(Given::has);
             let warnings = faults
-                .warnings
+                .shown_warnings()
                 .iter()
                 .filter(is_new)
                 .map(|fault| origin.show(fault))
                 .collect();
-            Ok(Settings { warnings, ..settings })
+            let hidden = faults.hidden.without_places();
+            Ok(Settings {
+                warnings,
+                hidden,
+                ..settings
+            })
         }
         _ => Err(origin.show_all(&faults.sorted())),
     }
@@ -253,6 +260,7 @@ fn settings(
         pid_file: admin.pid_file.as_ref().map(|file| path(file, origin)),
         acme_http: acme_http?,
         warnings: Vec::new(),
+        hidden: Hidden::default(),
     })
 }
 

@@ -165,7 +165,8 @@ pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&Listen
 }
 
 /// Returns a number that is the same for addresses that differ at most in the mode of a socket. If
-/// the kernel chooses the port, only one user of the address has it, and thousands may have the same.
+/// the kernel chooses the port, only one user of the address has it, and thousands may have the
+/// same address.
 pub(crate) fn hash_of(address: &ListenAddress, user: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     if has_any_port(address) {

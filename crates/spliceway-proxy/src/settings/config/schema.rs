@@ -1,12 +1,13 @@
 //! The JSON schema of the tables, and help for a key that does not exist.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
 
 use super::{Config, declared};
-use crate::settings::origin::FAULTS_MAX;
+use crate::settings::faults::FAULTS_MAX;
 
 /// Two texts that differ more than this are no spelling mistakes of each other.
 const SIMILAR: f64 = 0.75;
@@ -282,33 +283,46 @@ pub(in crate::settings) fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a
     best.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, key)| key)
 }
 
-/// Checks that a text of a file has no password in it.
+/// Checks that a password in a text comes from variables, whose values are at these ranges.
 ///
 /// # Errors
 /// Returns a message that says where a password may be.
-pub(super) fn check_secret(key: &str, text: &str) -> Result<(), &'static str> {
-    // `$${` is the text `${`, and not a variable.
-    let has_variable = |text: &str| text.replace("$${", "").contains("${");
+pub(super) fn check_secret(key: &str, text: &str, variables: &[Range<usize>]) -> Result<(), &'static str> {
+    let is_safe = |secret: Range<usize>| {
+        let (mut at, end) = (secret.start, secret.end);
+        for variable in variables {
+            if variable.contains(&at) {
+                at = variable.end;
+            }
+        }
+        at >= end
+    };
     match key {
-        "auth" if !has_variable(text) => {
+        // A text without a name may be a password alone.
+        "auth" if !is_safe(text.find(':').map_or(0, |colon| colon + 1)..text.len()) => {
             Err("a file must not contain a password: use auth_file, or auth = \"${SPLICEWAY_AUTH}\"")
         }
-        "upstream_proxy"
-            if text
-                .split_whitespace()
-                .any(|url| password_of(url).is_some_and(|text| !has_variable(text))) =>
-        {
-            Err("a file must not contain a password: write ${NAME} instead of it, and set the variable NAME")
-        }
+        "upstream_proxy" if !passwords(text).all(is_safe) => Err(
+            "a file must not contain a password: write ${NAME} instead of the whole password, and set the variable NAME",
+        ),
         _ => Ok(()),
     }
 }
 
-/// Returns the text where a URL has its password.
-fn password_of(url: &str) -> Option<&str> {
-    let (_, rest) = url.split_once("://")?;
-    let (user, _) = rest.rsplit_once('@')?;
-    user.split_once(':').map(|(_, password)| password)
+/// Returns where the URLs in a list have their passwords.
+fn passwords(list: &str) -> impl Iterator<Item = Range<usize>> {
+    let mut end = 0;
+    let words = list.split_inclusive(char::is_whitespace).map(move |word| {
+        let start = end;
+        end += word.len();
+        (start, word)
+    });
+    words.filter_map(|(start, url)| {
+        let user = url.find("://").map_or(0, |scheme| scheme + "://".len());
+        let at = user + url[user..].rfind('@')?;
+        let colon = user + url[user..at].find(':')?;
+        Some(start + colon + 1..start + at)
+    })
 }
 
 #[cfg(test)]
@@ -325,5 +339,42 @@ mod tests {
         assert_eq!(helped.count(), SEARCHES_MAX - 1);
         assert_eq!(problem("lisen").unwrap(), "unknown key `lisen` in [[service]]");
         assert_eq!(problem("listen"), None);
+    }
+
+    #[test]
+    fn a_password_comes_from_variables_as_a_whole() {
+        // The brackets are around the values of variables.
+        for (key, text, is_right) in [
+            ("auth", "[ann:secret]", true),
+            ("auth", "ann:[secret]", true),
+            ("auth", "[ann]:[sec][ret]", true),
+            ("auth", "ann:secret", false),
+            ("auth", "ann:secret[]", false),
+            ("auth", "[ann]:secret", false),
+            ("auth", "ann:[sec]ret", false),
+            ("auth", "ann:sec[ret]", false),
+            ("auth", "ann[:secret]", true),
+            ("auth", "secret", false),
+            ("upstream_proxy", "http://ann:[secret]@a:80", true),
+            ("upstream_proxy", "[http://ann:secret@a:80]", true),
+            ("upstream_proxy", "http://[ann:secret]@[a]:80 http://b", true),
+            ("upstream_proxy", "http://ann@[a:80]", true),
+            ("upstream_proxy", "http://[a]:80 http://ann:secret@b:80", false),
+            ("upstream_proxy", "http://ann:sec[ret]@a:80", false),
+            ("upstream_proxy", "http://[ann]:secret@a:80", false),
+            ("upstream_proxy", "[http://]ann:secret@a:80", false),
+            ("upstream_proxy", "http://ann:secret[@]a:80", false),
+            ("to", "ann:secret@a:80", true),
+        ] {
+            let (mut plain, mut ranges, mut start) = (String::new(), Vec::new(), 0);
+            for letter in text.chars() {
+                match letter {
+                    '[' => start = plain.len(),
+                    ']' => ranges.push(start..plain.len()),
+                    letter => plain.push(letter),
+                }
+            }
+            assert_eq!(check_secret(key, &plain, &ranges).is_ok(), is_right, "{text}");
+        }
     }
 }

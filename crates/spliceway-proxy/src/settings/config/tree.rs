@@ -387,16 +387,19 @@ impl Step<'_> {
             DeValue::String(text) => {
                 let key = path.last().map(String::as_str).unwrap_or_default();
                 let written = text.clone();
-                let expanded = schema::check_secret(key, &text)
-                    .map_err(str::to_owned)
-                    .and_then(|()| expanded(text, self.environment, self.room));
-                if let Ok(value) = &expanded
-                    && *value != written
-                {
-                    self.sources.expanded(value, &written);
-                }
                 let fault = |problem: String| Fault::new(Some(span.start), key.to_owned(), problem);
-                DeValue::String(self.faults.keep(expanded.map_err(fault))?)
+                let expanded = expanded(text, self.environment, self.room).map_err(fault);
+                let Expanded { text, variables } = self.faults.keep(expanded)?;
+                if text != written {
+                    self.sources.expanded(&text, &written);
+                    for (name, range) in &variables {
+                        self.faults.hidden.add(span.start, &written, name, &text[range.clone()]);
+                    }
+                }
+                let ranges: Vec<_> = variables.into_iter().map(|(_, range)| range).collect();
+                let checked = schema::check_secret(key, &text, &ranges);
+                self.faults.keep(checked.map_err(|problem| fault(problem.to_owned())))?;
+                DeValue::String(text)
             }
             other => other,
         };
@@ -414,14 +417,21 @@ fn is_empty(value: &DeValue<'_>) -> bool {
     }
 }
 
+/// A text with the values of its variables.
+struct Expanded<'i> {
+    text: DeString<'i>,
+    /// The names of the variables, and where their values are.
+    variables: Vec<(String, Range<usize>)>,
+}
+
 /// Replaces `${NAME}` by the value of the variable, and `$${` by `${`.
 ///
 /// # Errors
 /// Returns a message if a variable is not defined, if its name is not valid, or if its value has
 /// more than `room` bytes.
-fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>, room: &Cell<usize>) -> Result<DeString<'i>, String> {
+fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>, room: &Cell<usize>) -> Result<Expanded<'i>, String> {
     let mut rest = &*text;
-    let mut done = String::new();
+    let (mut done, mut variables) = (String::new(), Vec::new());
     while let Some(start) = rest.find("${") {
         let (before, after) = (&rest[..start], &rest[start + 2..]);
         if let Some(before) = before.strip_suffix('$') {
@@ -442,14 +452,16 @@ fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>, room: &Cell<us
                 ALL_MAX_BYTES >> 20
             )
         })?);
+        variables.push((name.to_owned(), done.len()..done.len() + value.len()));
         done.push_str(&value);
         rest = &after[name.len() + 1..];
     }
     if rest.len() == text.len() {
-        return Ok(text);
+        return Ok(Expanded { text, variables });
     }
     done.push_str(rest);
-    Ok(done.into())
+    let text = done.into();
+    Ok(Expanded { text, variables })
 }
 
 fn is_variable(name: &str) -> bool {
