@@ -26,7 +26,7 @@ use crate::kit::alive::{Alive, MaybeAlive};
 use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
 use crate::log::{self, announce};
 use crate::monitor::control::By;
-use crate::monitor::overview::Served;
+use crate::monitor::overview::{Overview, Served};
 use crate::net::adopted::Offered;
 use crate::net::listener::{Transport, hash_of};
 use crate::run::startup::CannotRun;
@@ -54,6 +54,8 @@ pub(super) struct Instance {
     record_interval: watch::Sender<Option<Duration>>,
     /// In the order of the services that run.
     open: Vec<OpenAddress>,
+    /// The new listeners that the log has not named.
+    unannounced: Vec<String>,
     /// How often an operator has drained a service.
     drains: AtomicUsize,
     accepting: JoinSet<()>,
@@ -138,6 +140,7 @@ impl Instance {
             started_with: None,
             record_interval: watch::Sender::default(),
             open: Vec::new(),
+            unannounced: Vec::new(),
             drains: AtomicUsize::new(0),
             accepting: JoinSet::new(),
         }
@@ -270,7 +273,9 @@ impl Instance {
                             Listeners::Open(index)
                         }
                         None => {
-                            let bound = self.acceptor.bind(&address, settled).await?;
+                            let bound = self.acceptor.bind(&address, settled).await;
+                            let bound =
+                                bound.map_err(|error| sockets::explained(error, &address, settled, &self.open))?;
                             sockets += bound.len();
                             Listeners::New(bound)
                         }
@@ -457,7 +462,7 @@ impl Instance {
             Listeners::New(bound) => {
                 for bound in &bound {
                     let (name, address) = (&to.service.name, bound.describe());
-                    announce(Level::INFO, &format_args!("{name} listening on {address}"));
+                    self.unannounced.push(format!("{name} listening on {address}"));
                 }
                 let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
                 self.open.push(opened);
@@ -492,8 +497,17 @@ impl Instance {
         admission.set(max, settings.limits.max_conns_per_ip);
     }
 
+    /// Shows the services to the operator, and then logs the new listeners: a reader of the log may
+    /// ask for them at once.
+    pub(super) fn show(&mut self, overview: &Overview) {
+        overview.serve(self.served(), self.settings().cloned());
+        for line in std::mem::take(&mut self.unannounced) {
+            announce(Level::INFO, &line);
+        }
+    }
+
     /// Returns the services that run now, with the addresses of their listeners.
-    pub(super) fn served(&self) -> Vec<Served> {
+    fn served(&self) -> Vec<Served> {
         let running = self.running.iter();
         let all = running.flat_map(|running| running.built.iter().zip(&running.open));
         let served = all.map(|(built, open)| Served {

@@ -170,7 +170,7 @@ impl Orders<'_> {
             Ok(done) => done,
             Err(not_done) => return Some(Err(not_done)),
         };
-        serve(self.overview, instance);
+        instance.show(self.overview);
         tracing::info!("admin: {}{by}", done.text);
         if let Some(folder) = folder {
             self.during(what, instance, change::sync(folder)).await?;
@@ -334,11 +334,6 @@ async fn too_late(waiting: &VecDeque<(Instant, Command)>) {
     }
 }
 
-/// Shows the operator what is in force.
-fn serve(overview: &Overview, instance: &Instance) {
-    overview.serve(instance.served(), instance.settings().cloned());
-}
-
 /// Returns the warnings about the settings in force, each after the end of a line.
 fn warnings(instance: &Instance) -> String {
     let all = instance.settings().map_or(&[][..], |settings| &settings.warnings);
@@ -370,7 +365,9 @@ async fn read_plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, Str
     // Files may be on a slow disk.
     let settings = tokio::task::spawn_blocking(move || source.settings(given.unwrap_or_default())).await;
     let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))?;
-    instance.plan(settings).await.map_err(|error| error.to_string())
+    let hidden = settings.hidden.clone();
+    let plan = instance.plan(settings).await;
+    plan.map_err(|error| hidden.in_text(&error.to_string()))
 }
 
 /// Puts a plan into force if it is right in every part.
@@ -390,7 +387,7 @@ fn put_into_force(
     match plan {
         Ok(plan) => {
             let changes = instance.commit(plan);
-            serve(overview, instance);
+            instance.show(overview);
             tracing::info!("reloaded: {changes}{by}");
             Ok(changes)
         }

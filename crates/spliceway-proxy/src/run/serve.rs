@@ -146,7 +146,7 @@ async fn begin(
         }
     };
     instance.commit(plan);
-    overview.serve(instance.served(), instance.settings().cloned());
+    instance.show(overview);
     end_sessions_in_time(&process);
     record_open_sessions(&process, instance.record_interval());
     if let Some(old) = old {

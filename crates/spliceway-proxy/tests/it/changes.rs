@@ -3,6 +3,7 @@
 mod churn;
 mod commands;
 mod discovery;
+mod refused;
 mod saved;
 mod write_faults;
 

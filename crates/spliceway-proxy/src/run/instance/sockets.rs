@@ -1,6 +1,7 @@
 //! The open listeners, and the services that they lead to.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 
@@ -306,6 +307,25 @@ impl OpenAddress {
         listener::does_for(open, (address, service, transport))
     }
 
+    /// Returns whether the kernel refuses a listener on `address` while these are open.
+    fn excludes(&self, address: &ListenAddress, transport: Transport) -> bool {
+        let (ip, port) = match address {
+            ListenAddress::Every(port) | ListenAddress::Name(_, port) => (None, *port),
+            ListenAddress::Ip(address) => (Some(address.ip()), address.port()),
+            ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => return false,
+        };
+        let is_every = matches!(self.address, ListenAddress::Every(_));
+        let overlaps = |own: IpAddr, ip: IpAddr| {
+            let is_wildcard = own.is_unspecified() || ip.is_unspecified();
+            own == ip || (is_wildcard && (is_every || own.is_ipv4() == ip.is_ipv4()))
+        };
+        let mut own = self.sockets.iter().filter_map(|socket| {
+            let described = socket.described.trim_end_matches("/udp");
+            described.parse::<SocketAddr>().ok()
+        });
+        self.transport == transport && own.any(|own| own.port() == port && ip.is_none_or(|ip| overlaps(own.ip(), ip)))
+    }
+
     /// Checks that these listeners are fit for a service, and changes nothing.
     ///
     /// # Errors
@@ -366,6 +386,28 @@ impl OpenAddress {
 impl std::fmt::Display for OpenAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.address.fmt(f)
+    }
+}
+
+/// Returns the error of a listener that this program itself prevents. It closes no listener before
+/// the new ones are open, because a change that fails must change nothing.
+pub(super) fn explained(
+    error: io::Error,
+    address: &ListenAddress,
+    service: &ServiceSettings,
+    open: &[OpenAddress],
+) -> io::Error {
+    let in_the_way = || open.iter().find(|open| open.excludes(address, service.transport));
+    match error.kind() {
+        io::ErrorKind::AddrInUse => in_the_way().map_or(error, |open| {
+            let (at, name) = (open.describe().collect::<Vec<_>>().join(", "), &open.service);
+            let text = format!(
+                "cannot listen on {address} while the service `{name}` listens on {at}: first remove that service, or \
+                 change its port, and then use {address}"
+            );
+            io::Error::new(io::ErrorKind::AddrInUse, text)
+        }),
+        _ => error,
     }
 }
 

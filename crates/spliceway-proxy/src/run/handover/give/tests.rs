@@ -45,7 +45,7 @@ impl World {
         let plan = instance.plan(settings.unwrap()).await.unwrap();
         instance.commit(plan);
         let overview = Overview::new(process);
-        overview.serve(instance.served(), instance.settings().cloned());
+        instance.show(&overview);
 
         let service = Arc::clone(&overview.services()[0].service);
         let (client, near) = UnixStream::pair().unwrap();
