@@ -2,12 +2,13 @@
 //! clients of the admin socket.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 /// A shorter part of a value may be in a message by chance, and tells little.
 const PART_MIN_BYTES: usize = 4;
 
 /// The values that messages show as `${NAME}`.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Hidden {
     /// The names of variables by their values. The environment limits them.
     names: BTreeMap<String, String>,
@@ -72,6 +73,13 @@ impl Hidden {
     }
 }
 
+impl fmt::Debug for Hidden {
+    /// Shows no value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hidden").finish_non_exhaustive()
+    }
+}
+
 /// Replaces values by names, the longest values first. A short value is a word of its own.
 fn replaced(text: &str, mut names: Vec<(&str, &str)>) -> String {
     names.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
@@ -89,8 +97,8 @@ fn replaced_one(text: &str, value: &str, name: &str) -> String {
     let (mut done, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(value) {
         let (before, after) = (&rest[..at], &rest[at + value.len()..]);
-        let is_word = !before.ends_with(char::is_alphanumeric) && !after.starts_with(char::is_alphanumeric);
         done.push_str(before);
+        let is_word = !done.ends_with(char::is_alphanumeric) && !after.starts_with(char::is_alphanumeric);
         if is_word || value.len() >= PART_MIN_BYTES {
             done = done + "${" + name + "}";
         } else {

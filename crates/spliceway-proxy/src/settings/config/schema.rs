@@ -302,9 +302,9 @@ pub(super) fn check_secret(key: &str, text: &str, variables: &[Range<usize>]) ->
         "auth" if !is_safe(text.find(':').map_or(0, |colon| colon + 1)..text.len()) => {
             Err("a file must not contain a password: use auth_file, or auth = \"${SPLICEWAY_AUTH}\"")
         }
-        "upstream_proxy" if !passwords(text).all(is_safe) => Err(
-            "a file must not contain a password: write ${NAME} instead of the whole password, and set the variable NAME",
-        ),
+        "upstream_proxy" if !passwords(text).all(is_safe) => {
+            Err("a file must not contain a password: write ${NAME} instead of it, and set the variable NAME")
+        }
         _ => Ok(()),
     }
 }
