@@ -9,6 +9,10 @@ use super::hidden::Hidden;
 /// The most faults that are shown. A file of another program has one on each line.
 pub(super) const FAULTS_MAX: usize = 50;
 
+/// The most keys of a table that are remembered because of a fault. Each further fault is compared
+/// with all of them.
+const SPOILT_MAX: usize = 2 * FAULTS_MAX;
+
 /// What is wrong with a value, or with the absence of one.
 #[derive(Debug, PartialEq)]
 pub(super) struct Fault {
@@ -62,7 +66,12 @@ impl Faults {
     /// configuration is without the key.
     pub(super) fn spoil(&mut self, key: &str, is_gone: bool) {
         let keys = self.spoilt.entry(self.scope).or_default();
-        keys.push((key.to_owned(), is_gone));
+        let is_known = keys
+            .iter()
+            .any(|(known, was_gone)| known == key && *was_gone == is_gone);
+        if keys.len() < SPOILT_MAX && !is_known {
+            keys.push((key.to_owned(), is_gone));
+        }
     }
 
     /// Returns whether one of these keys has a fault.
@@ -201,6 +210,16 @@ mod tests {
                 ": unknown key: expected one of allow, proxy_from"
             ]
         );
+    }
+
+    #[test]
+    fn only_so_many_keys_are_compared_with_each_fault() {
+        let mut faults = Faults::default();
+        for index in 0..10 * SPOILT_MAX {
+            faults.spoil("same", true);
+            faults.spoil(&format!("key{index}"), true);
+        }
+        assert_eq!(faults.spoilt().count(), SPOILT_MAX);
     }
 
     #[test]

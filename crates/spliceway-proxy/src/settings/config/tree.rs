@@ -10,7 +10,7 @@ use toml::de::{DeArray, DeString, DeTable, DeValue, Deserializer, Error};
 use super::Config;
 use super::files::{ALL_MAX_BYTES, Sources};
 use super::schema::{self, Schema, Unknown};
-use crate::settings::faults::{Fault, Faults};
+use crate::settings::faults::{FAULTS_MAX, Fault, Faults};
 
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
@@ -104,7 +104,7 @@ fn right_part<'i>(
     faults: &mut Faults,
 ) -> Option<Spanned<DeValue<'i>>> {
     faults.enter(is_in_array.then(|| value.span().start));
-    let mut is_right = false;
+    let (mut is_right, mut removals) = (false, 0);
     while !is_right {
         let mut alone = DeTable::new();
         let one = value.clone();
@@ -117,7 +117,10 @@ fn right_part<'i>(
             is_right = true;
             continue;
         };
-        let removed = error.span().and_then(|span| remove(value.get_mut(), span.start));
+        removals += 1;
+        // Each value costs another pass over the table. No more faults are shown.
+        let removed = error.span().filter(|_| removals <= FAULTS_MAX);
+        let removed = removed.and_then(|span| remove(value.get_mut(), span.start));
         let shown = removed.as_ref().map(|removed| match is_in_array {
             // The number of a service or a user would not help: the location has its line.
             true => removed.path.clone(),

@@ -107,3 +107,21 @@ fn a_password_in_a_table_is_refused_beside_a_variable_too() {
         assert!(changed.status < 300, "{changed:?}");
     }
 }
+
+#[test]
+fn a_table_is_searched_for_faults_only_until_an_answer_is_full() {
+    let (socket, target) = (Socket::new(), echo("127.0.0.1:0"));
+    let (_program, _file) = start(&socket, target);
+    let mut table = forward(target);
+    table["deny"] = json!(vec!["x"; 3000]);
+    let refused = send(&socket, "PUT /v1/services/web", &[], &table);
+    assert_eq!(
+        (refused.status, refused.text().lines().count()),
+        (422, 51),
+        "{refused:?}"
+    );
+    assert!(
+        refused.text().ends_with("\nand 1 more: correct these first"),
+        "{refused:?}"
+    );
+}
