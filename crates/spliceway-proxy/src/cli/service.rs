@@ -52,6 +52,9 @@ pub(super) enum ServiceCommand {
         service: ServiceName,
         #[command(flatten)]
         change: ChangeArgs,
+        /// Also remove the file of the service. This always happens, so the option changes nothing
+        #[arg(long)]
+        persist: bool,
     },
 }
 
@@ -122,7 +125,11 @@ impl ServiceCommand {
             Self::List { socket, json } => socket.operate(Command::Services { json }),
             Self::Add(table) => table.change(Edit::Add),
             Self::Set(table) => table.change(Edit::Set),
-            Self::Rm { service, change } => change.make(service, Edit::Remove, false),
+            Self::Rm {
+                service,
+                change,
+                persist,
+            } => change.make(service, Edit::Remove, persist),
         }
     }
 }

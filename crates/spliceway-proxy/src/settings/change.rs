@@ -283,8 +283,9 @@ fn new_file(name: &str, origin: &Origin) -> Result<PathBuf, Refused> {
     // The folder may have been removed since.
     let is_folder = |files: &&config::Sources| files.folder() == Some(files.path()) || files.path().is_dir();
     let Some(folder) = origin.files().filter(is_folder).map(config::Sources::path) else {
-        let why = "the configuration is no folder, so the service has no file: \
-                   start the program with `run -c FOLDER`, or do not ask for persistence";
+        let why = "the configuration is no folder, so the service has no file: put the file into a folder that the \
+                   program may write to, and start it with `run FOLDER` (for the packaged service, docs/packages.md). \
+                   Or do not ask for persistence";
         return Err(Refused::Foreign(why.to_owned()));
     };
     if name.starts_with('.') {

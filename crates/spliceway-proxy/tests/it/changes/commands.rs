@@ -154,8 +154,9 @@ fn what_the_program_refuses_is_shown_as_it_is() {
         (
             "service set web deny=127.0.0.1 --persist",
             1,
-            "the configuration is no folder, so the service has no file: start the program with \
-             `run -c FOLDER`, or do not ask for persistence",
+            "the configuration is no folder, so the service has no file: put the file into a folder that the \
+             program may write to, and start it with `run FOLDER` (for the packaged service, docs/packages.md). \
+             Or do not ask for persistence",
         ),
     ] {
         assert_eq!(
