@@ -78,7 +78,8 @@ pub(super) struct TableArgs {
     #[command(flatten)]
     service: ServiceName,
     /// Key of a configuration file and its value. A repeated key is a list. `set` replaces the
-    /// whole list, and `set` with `KEY=` removes the key. One file with a JSON object may be given
+    /// whole list, and `set` with `KEY=` removes the key. A relative path starts at the folder of
+    /// the program's configuration. One file with a JSON object may be given
     /// instead, or `-` for standard input
     #[arg(value_name = VALUES, required = true)]
     values: Vec<String>,

@@ -346,6 +346,14 @@ impl Edit {
                     let why = format!("service `{name}` has no backend `{to}`");
                     return Err(Refused::Missing(why));
                 }
+                if !has_backends(&table) {
+                    let name = name.escape_debug();
+                    let why = format!(
+                        "this is the last backend of service `{name}`: add another one first, or remove the service \
+                         (`spliceway service rm {name}`)"
+                    );
+                    return Err(Refused::Invalid(why));
+                }
                 table
             }
         };
@@ -412,6 +420,11 @@ fn remove_backend(table: &mut Table, to: &str) -> bool {
     let is_removed = targets.len() < before;
     table.insert("to".to_owned(), targets.into());
     is_removed
+}
+
+fn has_backends(table: &Table) -> bool {
+    let has_tables = |tables: &Json| tables.as_array().is_some_and(|tables| !tables.is_empty());
+    table.get("backend").is_some_and(has_tables) || !targets(table).is_empty()
 }
 
 fn is_at(backend: &Json, to: &str) -> bool {

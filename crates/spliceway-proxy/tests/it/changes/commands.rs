@@ -88,6 +88,12 @@ fn commands_add_and_remove_backends() {
     assert!(!crate::harness::was_reached(&one));
     let why = format!("spliceway: service `web` has no backend `{first}`\n");
     assert_eq!(run(&socket, &format!("backend rm web {first}")), (Some(1), why));
+    let why = "spliceway: this is the last backend of service `web`: add another one first, or remove the service \
+               (`spliceway service rm web`)\n";
+    assert_eq!(
+        run(&socket, &format!("backend rm web {second}")),
+        (Some(2), why.to_owned())
+    );
 }
 
 #[test]
