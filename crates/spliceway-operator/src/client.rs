@@ -186,8 +186,8 @@ fn unreachable(socket: &Path, error: &io::Error) -> Error {
     let path = socket.display();
     Error::new(&match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
-            "{path}: no program has its admin socket here: give the path of its --admin, or of `socket` in \
-             [admin], as --admin or SPLICEWAY_ADMIN; a program without one needs it at its start"
+            "{path}: no program has its admin socket here. If the program runs with another one (its --admin, or \
+             `socket` in [admin]), give that path as --admin or SPLICEWAY_ADMIN. If it has none, start it with one"
         ),
         io::ErrorKind::PermissionDenied => format!("{path}: {error}: run this as the program's user or as root"),
         _ => format!("{path}: {error}"),
@@ -228,7 +228,8 @@ mod tests {
     #[test]
     fn a_socket_that_cannot_be_reached_has_its_remedy() {
         let said = |kind: io::ErrorKind| unreachable(Path::new("/run/a.sock"), &kind.into()).to_string();
-        let wrong = "/run/a.sock: no program has its admin socket here: give the path of its --admin, ";
+        let wrong =
+            "/run/a.sock: no program has its admin socket here. If the program runs with another one (its --admin, ";
         assert!(said(io::ErrorKind::NotFound).starts_with(wrong));
         assert!(said(io::ErrorKind::ConnectionRefused).starts_with(wrong));
         let denied = said(io::ErrorKind::PermissionDenied);

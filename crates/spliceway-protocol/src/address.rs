@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 use std::str::FromStr;
 
-use unix_socket::{ABSTRACT_MODES, EXPECTED_ABSTRACT_MODE, socket_path};
+use unix_socket::{ABSTRACT_MODES, EXPECTED_ABSTRACT_MODE, EXPECTED_SOCKET, socket_path};
 pub use unix_socket::{is_abstract, system_path};
 
 /// The longest DNS name in text form, in bytes. A SOCKS5 request has room for the same number.
@@ -193,7 +193,7 @@ impl FromStr for Target {
         let expected =
             "expected HOST:PORT, such as example.com:80, 192.0.2.1:80 or [2001:db8::1]:80, unix:/PATH or unix:@NAME";
         if let Some(path) = text.strip_prefix(UNIX) {
-            return socket_path(path).map(Self::Unix).ok_or(expected);
+            return socket_path(path).map(Self::Unix);
         }
         if let Ok(address) = text.parse() {
             return Ok(Self::Ip(address));
@@ -229,7 +229,7 @@ impl FromStr for ListenAddress {
             return Err(EXPECTED_MODE);
         }
         match address.parse().map_err(|wrong| {
-            if matches!(wrong, TOO_HIGH | NO_INTERFACE) {
+            if matches!(wrong, TOO_HIGH | NO_INTERFACE) || EXPECTED_SOCKET.contains(&wrong) {
                 wrong
             } else {
                 expected

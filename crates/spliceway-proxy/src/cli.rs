@@ -143,7 +143,7 @@ Examples:
 const RUN_EXAMPLES: &str = "\
 Examples:
   spliceway run -c /etc/spliceway/spliceway.toml
-  spliceway run -c /etc/spliceway              every file *.toml of a directory";
+  spliceway run -c /etc/spliceway              every file *.toml of a folder";
 
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -397,8 +397,8 @@ enum Command {
     /// Print the manual page, or write all pages
     #[command(after_help = MAN_EXAMPLES)]
     Man {
-        /// Directory for the pages: man1 has the commands, and man5 the configuration file
-        directory: Option<PathBuf>,
+        /// Folder for the pages: man1 has the commands, and man5 the configuration file
+        folder: Option<PathBuf>,
     },
 }
 
@@ -406,7 +406,7 @@ enum Command {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct ConfigArgs {
-    /// File, or directory whose files `*.toml` are read in the order of their names
+    /// File, or folder whose files `*.toml` are read in the order of their names
     #[arg(short, long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// The path, as for --config
@@ -444,8 +444,8 @@ impl Cli {
             Some(Command::Bench(command)) => Ok(Action::Bench(Box::new(command))),
             Some(Command::BenchRelay(command)) => Ok(Action::BenchRelay(command)),
             Some(Command::Completions { shell }) => Ok(Action::Print(generated::completions(Self::command(), shell))),
-            Some(Command::Man { directory }) => Ok(match directory {
-                Some(directory) => Action::Write(directory, generated::pages(&Self::command())),
+            Some(Command::Man { folder }) => Ok(match folder {
+                Some(folder) => Action::Write(folder, generated::pages(&Self::command())),
                 None => Action::Print(generated::page(&Self::command())),
             }),
             Some(Command::Run(config)) => {

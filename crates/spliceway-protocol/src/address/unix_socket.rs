@@ -11,6 +11,13 @@ pub(super) const PATH_MAX_BYTES: usize = 107;
 const ABSTRACT_MAX_BYTES: usize = 108;
 /// What the name of an abstract socket (unix(7)) begins with. Such a socket has no file.
 const ABSTRACT: &str = "@";
+const EXPECTED_ABSTRACT_NAME: &str =
+    "the name of an abstract socket has 1 to 107 ASCII characters without spaces: expected unix:@NAME";
+const EXPECTED_ABSOLUTE_PATH: &str =
+    "the path of a Unix socket must be absolute: expected unix:/PATH, such as unix:/run/app.sock";
+const EXPECTED_SHORTER_PATH: &str = "the path of a Unix socket has at most 107 bytes, and no zero byte";
+/// What is wrong with the path or the name of a socket.
+pub(super) const EXPECTED_SOCKET: [&str; 3] = [EXPECTED_ABSTRACT_NAME, EXPECTED_ABSOLUTE_PATH, EXPECTED_SHORTER_PATH];
 /// The modes of an abstract socket: for the user of the program and root, or for everybody.
 pub(super) const ABSTRACT_MODES: [u32; 2] = [0o600, 0o666];
 pub(super) const EXPECTED_ABSTRACT_MODE: &str =
@@ -35,12 +42,17 @@ pub fn system_path(path: &Path) -> Cow<'_, Path> {
 
 /// Returns the path if it is valid and absolute, or the name of an abstract socket. A relative path
 /// would depend on the program's working directory.
-pub(super) fn socket_path(text: &str) -> Option<Box<Path>> {
+pub(super) fn socket_path(text: &str) -> Result<Box<Path>, &'static str> {
     if let Some(name) = text.strip_prefix(ABSTRACT) {
         let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-        return (is_name && text.len() <= ABSTRACT_MAX_BYTES).then(|| Path::new(text).into());
+        let is_right = is_name && text.len() <= ABSTRACT_MAX_BYTES;
+        return is_right.then(|| Path::new(text).into()).ok_or(EXPECTED_ABSTRACT_NAME);
     }
-    (text.starts_with('/') && text.len() <= PATH_MAX_BYTES && !text.contains('\0')).then(|| Path::new(text).into())
+    if !text.starts_with('/') {
+        return Err(EXPECTED_ABSOLUTE_PATH);
+    }
+    let is_right = text.len() <= PATH_MAX_BYTES && !text.contains('\0');
+    is_right.then(|| Path::new(text).into()).ok_or(EXPECTED_SHORTER_PATH)
 }
 
 #[cfg(test)]
@@ -74,5 +86,20 @@ mod tests {
             "unix:@a,mode=0660".parse::<ListenAddress>(),
             Err(EXPECTED_ABSTRACT_MODE)
         );
+    }
+
+    #[test]
+    fn a_path_or_a_name_that_is_wrong_has_its_own_message() {
+        for (text, why) in [
+            ("unix:./a", EXPECTED_ABSOLUTE_PATH),
+            ("unix:a.sock", EXPECTED_ABSOLUTE_PATH),
+            ("unix:", EXPECTED_ABSOLUTE_PATH),
+            ("unix:/a\0", EXPECTED_SHORTER_PATH),
+            ("unix:@a b", EXPECTED_ABSTRACT_NAME),
+            (&format!("unix:/{}", "a".repeat(PATH_MAX_BYTES)), EXPECTED_SHORTER_PATH),
+        ] {
+            assert_eq!(text.parse::<Target>(), Err(why));
+            assert_eq!(text.parse::<ListenAddress>(), Err(why));
+        }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) enum Action {
     Serve(Box<Settings>, Source),
     /// Print a text that the command has made.
     Print(String),
-    /// Write these files, each with its path, below this directory.
+    /// Write these files, each with its path, below this folder.
     Write(PathBuf, Vec<(String, String)>),
     /// Print the help, or say what is wrong with the command line, and end with code 2.
     Usage(clap::Error),

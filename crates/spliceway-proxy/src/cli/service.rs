@@ -52,6 +52,9 @@ pub(super) enum ServiceCommand {
         service: ServiceName,
         #[command(flatten)]
         change: ChangeArgs,
+        /// Also remove the file of the service. This always happens, so the option changes nothing
+        #[arg(long)]
+        persist: bool,
     },
 }
 
@@ -75,7 +78,8 @@ pub(super) struct TableArgs {
     #[command(flatten)]
     service: ServiceName,
     /// Key of a configuration file and its value. A repeated key is a list. `set` replaces the
-    /// whole list, and `set` with `KEY=` removes the key. One file with a JSON object may be given
+    /// whole list, and `set` with `KEY=` removes the key. A relative path starts at the folder of
+    /// the program's configuration. One file with a JSON object may be given
     /// instead, or `-` for standard input
     #[arg(value_name = VALUES, required = true)]
     values: Vec<String>,
@@ -122,7 +126,11 @@ impl ServiceCommand {
             Self::List { socket, json } => socket.operate(Command::Services { json }),
             Self::Add(table) => table.change(Edit::Add),
             Self::Set(table) => table.change(Edit::Set),
-            Self::Rm { service, change } => change.make(service, Edit::Remove, false),
+            Self::Rm {
+                service,
+                change,
+                persist,
+            } => change.make(service, Edit::Remove, persist),
         }
     }
 }

@@ -234,6 +234,11 @@ impl Typed<'_> {
         let has_flag = |command: &&Command| command.get_arguments().any(|flag| flag.get_long() == Some(long));
         let mut names: Vec<_> = self.command.get_subcommands().filter(has_flag).collect();
         names.retain(|command| !command.is_hide_set());
+        if !names.is_empty() && matches!(self.arguments.first(), Some(&("run" | "check"))) {
+            return Some(format!(
+                "with a file, set this in the file: spliceway print-config shows {flag} as a key"
+            ));
+        }
         let names: Vec<_> = names.into_iter().map(Command::get_name).collect();
         (!names.is_empty()).then(|| format!("{flag} is only for spliceway {}", names.join(", ")))
     }
@@ -292,7 +297,7 @@ impl Typed<'_> {
     /// `run` and `check` take one path.
     fn of_files(&self) -> Option<String> {
         let is_of_files = matches!(self.arguments.first(), Some(&("run" | "check")));
-        is_of_files.then(|| "for several files, put them into a directory and type its path".to_owned())
+        is_of_files.then(|| "for several files, put them into a folder and type its path".to_owned())
     }
 
     /// The help of the flag says what it takes.

@@ -105,7 +105,7 @@ fn check(kind: FileType) -> Result<(), Unreadable> {
         return Ok(());
     }
     Err(Unreadable::Kind(if kind.is_dir() {
-        "directory"
+        "folder"
     } else if kind.is_socket() {
         "socket"
     } else {
@@ -271,7 +271,7 @@ mod tests {
         let socket = folder.0.join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         for (path, kind) in [
-            (&*folder.0, "directory"),
+            (&*folder.0, "folder"),
             (&*socket, "socket"),
             (Path::new("/dev/zero"), "device"),
             (Path::new("/dev/tty"), "device"),

@@ -146,7 +146,7 @@ fn meaning(alert: AlertDescription, peer: Peer) -> &'static str {
             "it cannot use the certificate: expected the extended key usage serverAuth, and a kind of key that it knows"
         }
         (A::BadCertificateStatusResponse, Peer::Client) => {
-            "it does not accept the OCSP answer: renew the file .ocsp beside the certificate, or remove it"
+            "it does not accept the OCSP response: renew the file .ocsp beside the certificate, or remove it"
         }
         (A::ProtocolVersion, Peer::Client) => "it speaks no version of TLS that the service accepts (tls_min)",
         (A::HandshakeFailure | A::InsufficientSecurity, Peer::Client) => {
@@ -275,7 +275,7 @@ impl Display for BadCertificate<'_> {
                 Peer::Client => "it is for another use: expected the extended key usage clientAuth",
                 _ => "it is for another use: expected the extended key usage serverAuth",
             },
-            C::InvalidOcspResponse => "its OCSP answer is not valid",
+            C::InvalidOcspResponse => "its OCSP response is not valid",
             C::ApplicationVerificationFailure => "it is not permitted",
             // webpki names its errors in their text alone.
             C::Other(error) => match &*error.to_string() {

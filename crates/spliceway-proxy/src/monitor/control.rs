@@ -8,6 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::settings::{Change, Refused};
@@ -65,6 +66,9 @@ pub(crate) enum NotDone {
     Change(Refused),
 }
 
+const ENDS: &str = "this process drains: it lets its sessions finish, and then it ends. It takes no more commands. \
+                    If it has handed over to a new process, ask that one";
+
 /// Gives orders. Clones reach the same run.
 #[derive(Debug, Clone)]
 pub(crate) struct Control(mpsc::Sender<Command>);
@@ -80,11 +84,14 @@ impl Control {
     /// future is dropped, the order is carried out all the same.
     pub(crate) async fn order(&self, order: Order, by: By) -> Result<Done, NotDone> {
         let (answer, answered) = oneshot::channel();
-        let busy = |_| NotDone::Busy("the program has other commands to carry out first".to_owned());
         let answer = Some(answer);
-        self.0.try_send(Command { order, by, answer }).map_err(busy)?;
-        let ends = || Err(NotDone::Busy("the program ends".to_owned()));
-        answered.await.unwrap_or_else(|_| ends())
+        self.0
+            .try_send(Command { order, by, answer })
+            .map_err(|unsent| match unsent {
+                TrySendError::Full(_) => NotDone::Busy("the program has other commands to carry out first".to_owned()),
+                TrySendError::Closed(_) => NotDone::Busy(ENDS.to_owned()),
+            })?;
+        answered.await.unwrap_or_else(|_| Err(NotDone::Busy(ENDS.to_owned())))
     }
 }
 
@@ -121,5 +128,18 @@ impl From<String> for Done {
             text,
             ..Self::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_order_after_the_end_of_the_run_is_told_that_the_program_drains() {
+        let (control, commands) = Control::new();
+        drop(commands);
+        let refused = control.order(Order::Upgrade, By::default()).await;
+        assert_eq!(refused, Err(NotDone::Busy(ENDS.to_owned())));
     }
 }

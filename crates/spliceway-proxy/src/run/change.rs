@@ -20,6 +20,8 @@ pub(super) struct Prepared {
     version: Option<String>,
     is_new: bool,
     file: Option<Staged>,
+    /// What happens to the file, for the operator.
+    of_file: String,
 }
 
 /// A file that is written under another name. Dropping it removes the file.
@@ -50,6 +52,7 @@ pub(super) async fn prepare(instance: &Instance, change: Change) -> Result<Prepa
         CannotRun::Unsafe(why) => NotDone::Change(Refused::Invalid(hidden.in_text(&why))),
         error => NotDone::Refused(hidden.in_text(&error.to_string())),
     })?;
+    let of_file = file.as_ref().map(what_happens).unwrap_or_default();
     let file = match file.filter(|_| !is_dry_run) {
         Some(file) => Some(spawn_blocking(|| Staged::write(file)).await.map_err(failed)?),
         None => None,
@@ -59,12 +62,24 @@ pub(super) async fn prepare(instance: &Instance, change: Change) -> Result<Prepa
         version,
         is_new,
         file: file.transpose().map_err(NotDone::Refused)?,
+        of_file,
     })
+}
+
+/// Returns what the change of a file does, to follow what changed.
+fn what_happens(file: &FileChange) -> String {
+    // The working directory of the operator may be another one.
+    let path = std::path::absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+    let path = path.display();
+    match file.text {
+        Some(_) => format!("; wrote {path}"),
+        None => format!("; removed {path}"),
+    }
 }
 
 impl Prepared {
     pub(super) fn dry_run(self) -> Done {
-        format!("dry run: {}", self.plan.changes()).into()
+        format!("dry run: {}{}", self.plan.changes(), self.of_file).into()
     }
 
     /// Puts the change into force, with its file. Returns what to tell the operator, and the folder
@@ -76,7 +91,7 @@ impl Prepared {
         }
         let folder = self.file.map(Staged::put_in_place).transpose();
         let folder = folder.map_err(NotDone::Refused)?;
-        let text = instance.commit(self.plan).to_string();
+        let text = format!("{}{}", instance.commit(self.plan), self.of_file);
         let (version, is_new) = (self.version, self.is_new);
         Ok((Done { text, version, is_new }, folder))
     }
@@ -168,7 +183,8 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> String {
     let path = path.display();
     let help = match error.kind() {
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            ": let the program write to the folder, or do not ask for persistence"
+            ": let the user of the program write to the folder. In a unit for systemd with ProtectSystem=, \
+             name the folder in ReadWritePaths= too (docs/packages.md). Or do not ask for persistence"
         }
         io::ErrorKind::NotFound => ": create the folder again, or do not ask for persistence",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free some space, or do not ask for persistence",

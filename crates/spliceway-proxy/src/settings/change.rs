@@ -287,8 +287,9 @@ fn new_file(name: &str, origin: &Origin) -> Result<PathBuf, Refused> {
     // The folder may have been removed since.
     let is_folder = |files: &&config::Sources| files.folder() == Some(files.path()) || files.path().is_dir();
     let Some(folder) = origin.files().filter(is_folder).map(config::Sources::path) else {
-        let why = "the configuration is no folder, so the service has no file: \
-                   start the program with `run -c FOLDER`, or do not ask for persistence";
+        let why = "the configuration is no folder, so the service has no file: put the file into a folder that the \
+                   program may write to, and start it with `run FOLDER` (for the packaged service, docs/packages.md). \
+                   Or do not ask for persistence";
         return Err(Refused::Foreign(why.to_owned()));
     };
     if name.starts_with('.') {
@@ -348,6 +349,14 @@ impl Edit {
                     let (name, to) = (name.escape_debug(), to.escape_debug());
                     let why = format!("service `{name}` has no backend `{to}`");
                     return Err(Refused::Missing(why));
+                }
+                if !has_backends(&table) {
+                    let name = name.escape_debug();
+                    let why = format!(
+                        "this is the last backend of service `{name}`: add another one first, or remove the service \
+                         (`spliceway service rm {name}`)"
+                    );
+                    return Err(Refused::Invalid(why));
                 }
                 table
             }
@@ -415,6 +424,11 @@ fn remove_backend(table: &mut Table, to: &str) -> bool {
     let is_removed = targets.len() < before;
     table.insert("to".to_owned(), targets.into());
     is_removed
+}
+
+fn has_backends(table: &Table) -> bool {
+    let has_tables = |tables: &Json| tables.as_array().is_some_and(|tables| !tables.is_empty());
+    table.get("backend").is_some_and(has_tables) || !targets(table).is_empty()
 }
 
 fn is_at(backend: &Json, to: &str) -> bool {

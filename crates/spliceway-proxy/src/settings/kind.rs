@@ -31,7 +31,8 @@ pub(super) fn kind(
     check_transparent(service, kind, faults);
     Some(match kind {
         KindArg::Forward => {
-            let has_backends = service.backend.is_some() || faults.have_one_of(&["backend"]);
+            let has_tables = service.backend.as_ref().is_some_and(|tables| !tables.is_empty());
+            let has_backends = has_tables || faults.have_one_of(&["backend"]);
             if service.to.as_ref().is_none_or(|to| to.is_empty()) && !has_backends {
                 let expected = "expected the target, such as to = \"example.com:80\"";
                 faults.add(missing("to", expected.to_owned()));

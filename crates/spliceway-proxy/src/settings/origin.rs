@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::faults::{FAULTS_MAX, Fault};
 use super::given::Given;
 use crate::settings::config::AUTH_VARIABLE;
-use crate::settings::config::Sources;
+use crate::settings::config::{Service, Sources, Table};
 
 /// The command line, or files, and what was given at run time.
 #[derive(Debug)]
@@ -40,6 +40,51 @@ fn as_keys(problem: &str) -> String {
     text + rest
 }
 
+/// Returns the flag of a key.
+fn flag_of(key: &str) -> String {
+    match key {
+        "to" => "--remote".to_owned(),
+        "access" | "access_format" => format!("--{}", key.replace("access", "access-log").replace('_', "-")),
+        "socket" => "--admin".to_owned(),
+        "remote" | "tokens" => format!("--admin-{key}"),
+        key => format!("--{}", key.replace('_', "-")),
+    }
+}
+
+/// Replaces the keys of a service by their flags, such as `check = "tls"` by `--check tls`, and
+/// `target_tls_name` by `--target-tls-name`.
+fn as_flags(problem: &str) -> String {
+    let of_names = |letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != '-' && letter != '.';
+    let (mut text, mut rest) = (String::new(), problem);
+    while !rest.is_empty() {
+        let (word, after) = rest.split_at(rest.find(of_names).unwrap_or(rest.len()));
+        let is_key = <Service as Table>::KEYS.iter().any(|key| key.name == word);
+        let value = after.strip_prefix(" = \"").and_then(|after| after.split_once('"'));
+        rest = match value {
+            Some((value, after)) if is_key => {
+                if word != "kind" {
+                    text.push_str(&flag_of(word));
+                    text.push(' ');
+                }
+                text.push_str(value);
+                after
+            }
+            _ if is_key && word.contains('_') => {
+                text.push_str(&flag_of(word));
+                after
+            }
+            _ => {
+                text.push_str(word);
+                after
+            }
+        };
+        let end = rest.find(|letter| !of_names(letter)).unwrap_or(rest.len());
+        text.push_str(&rest[..end]);
+        rest = &rest[end..];
+    }
+    text
+}
+
 impl Origin {
     /// Returns the text for the operator, which has a line for each fault.
     pub(super) fn show_all(&self, faults: &[Fault]) -> String {
@@ -55,17 +100,14 @@ impl Origin {
     pub(super) fn show(&self, fault: &Fault) -> String {
         let Fault { at, key, problem } = fault;
         match self {
-            Self::CommandLine => match &**key {
-                "" => problem.to_string(),
-                "auth" => format!("--auth or {AUTH_VARIABLE}: {problem}"),
-                "to" => format!("--remote: {problem}"),
-                "access" | "access_format" => {
-                    format!("--{}: {problem}", key.replace("access", "access-log").replace('_', "-"))
+            Self::CommandLine => {
+                let problem = as_flags(problem);
+                match &**key {
+                    "" => problem,
+                    "auth" => format!("--auth or {AUTH_VARIABLE}: {problem}"),
+                    key => format!("{}: {problem}", flag_of(key)),
                 }
-                "socket" => format!("--admin: {problem}"),
-                "remote" | "tokens" => format!("--admin-{key}: {problem}"),
-                key => format!("--{}: {problem}", key.replace('_', "-")),
-            },
+            }
             Self::Given(base, _) if !at.is_some_and(Given::has) => base.show(fault),
             Self::Given(_, given) => {
                 let location = format!("service {}", given.location(at.unwrap_or_default()));
@@ -157,6 +199,32 @@ mod tests {
             ("/etc/a--b.pem -- 1", "/etc/a--b.pem -- 1"),
         ] {
             assert_eq!(as_keys(problem), expected);
+        }
+    }
+}
+
+#[cfg(test)]
+mod flags {
+    use super::as_flags;
+
+    #[test]
+    fn keys_are_flags_on_the_command_line() {
+        for (problem, expected) in [
+            (
+                "expected tls://example.com:443, check = \"tls\", or upstream_proxy = \"https://…\"",
+                "expected tls://example.com:443, --check tls, or --upstream-proxy https://…",
+            ),
+            (
+                "here and in to_allow: needs check",
+                "here and in --to-allow: needs check",
+            ),
+            ("is not for kind = \"transparent\": no", "is not for transparent: no"),
+            (
+                "such as to = \"a:1\" at a-to_deny.b:1",
+                "such as --remote a:1 at a-to_deny.b:1",
+            ),
+        ] {
+            assert_eq!(as_flags(problem), expected);
         }
     }
 }

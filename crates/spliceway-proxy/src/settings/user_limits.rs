@@ -165,7 +165,7 @@ pub(super) fn check_saved(config: &Config, origin: &Origin) -> Result<(), Fault>
     let mut quotas = tables.chain([&config.defaults.user.quota]).flatten();
     match quotas.find(|list| list.iter().any(|quota| quota.parsed().is_some())) {
         Some(quota) => {
-            let why = "needs quota_file: expected a file for what users have used, such as quota_file = \"/var/lib/spliceway/quotas\"";
+            let why = "needs quota_file in [limits]: expected a file for what users have used, such as quota_file = \"/var/lib/spliceway/quotas\"";
             Err(Fault::new(quota.at(), key(origin), why))
         }
         None => Ok(()),

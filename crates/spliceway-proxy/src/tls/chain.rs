@@ -89,7 +89,7 @@ pub(super) enum What {
     },
     NoName,
     NotForServers,
-    /// The answer of an OCSP responder in this file is not sent.
+    /// The OCSP response in this file is not sent.
     NotStapled(NotStapled),
     CrlEnded(SystemTime),
     CrlNotYet(SystemTime),
@@ -230,7 +230,7 @@ pub(super) fn doubt_about_answer(file: &Path, about: Option<ocsp::Statement>, no
     Some(Doubt::new(file, 1, What::NotStapled(why)))
 }
 
-/// Returns the doubt about a file that is no answer of an OCSP responder.
+/// Returns the doubt about a file that is no OCSP response.
 pub(super) fn doubt_about_damage(file: &Path) -> Doubt {
     Doubt::new(file, 1, What::NotStapled(NotStapled::Damaged))
 }
@@ -245,12 +245,12 @@ pub(super) fn end(link: &Link, now: SystemTime) -> Option<String> {
 impl Display for NotStapled {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Expired(at) => write!(f, "the OCSP answer has expired at {}", clock::rfc3339_seconds(*at)),
-            Self::NotGood => f.write_str("the OCSP answer does not say that the certificate is good"),
-            Self::OfOther => f.write_str("the OCSP answer is about another certificate"),
+            Self::Expired(at) => write!(f, "the OCSP response has expired at {}", clock::rfc3339_seconds(*at)),
+            Self::NotGood => f.write_str("the OCSP response does not say that the certificate is good"),
+            Self::OfOther => f.write_str("the OCSP response is about another certificate"),
             Self::Damaged => write!(
                 f,
-                "this is no successful answer of an OCSP responder, in DER, of at most {} KiB",
+                "this is no successful OCSP response in DER, of at most {} KiB",
                 ocsp::ANSWER_MAX_BYTES >> 10
             ),
         }

@@ -1,7 +1,8 @@
 //! Checks the files of a service's TLS for `spliceway doctor --tls`, also by the roots of the
 //! system.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -41,6 +42,8 @@ pub(crate) struct Inspector {
     provider: Arc<CryptoProvider>,
     /// `Err` says why there are none.
     roots: Result<Arc<WebPkiServerVerifier>, String>,
+    /// The keys of the private CAs that a finding has named.
+    private: RefCell<HashSet<Vec<u8>>>,
 }
 
 impl Inspector {
@@ -61,7 +64,11 @@ impl Inspector {
         let provider = provider();
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
         let roots = verifier.build().map_err(|_| errors.to_owned());
-        Self { provider, roots }
+        Self {
+            provider,
+            roots,
+            private: RefCell::default(),
+        }
     }
 
     /// Returns what is known about each file for clients, in the order of the settings.
@@ -184,7 +191,9 @@ impl Inspector {
             | Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(()),
-            Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => Err(Some(unknown(own, others))),
+            Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+                Err(unknown(own, others, &mut self.private.borrow_mut()))
+            }
             Err(Error::InvalidCertificate(
                 CertificateError::Expired
                 | CertificateError::ExpiredContext { .. }
@@ -251,10 +260,11 @@ fn is_self_signed(certificate: &CertificateDer<'_>) -> bool {
         .is_ok_and(|one| one.tbs_certificate().issuer() == one.tbs_certificate().subject())
 }
 
-/// Says what is missing after the last certificate of a chain. Its order does not matter.
-fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
+/// Says what is missing after the last certificate of a chain. Its order does not matter. Returns
+/// `None` for a private CA that a finding has named: `private` has the keys of these CAs.
+fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>], private: &mut HashSet<Vec<u8>>) -> Option<String> {
     let Ok(last) = Certificate::from_der(own) else {
-        return REFUSED.to_owned();
+        return Some(REFUSED.to_owned());
     };
     let mut others: Vec<_> = others
         .iter()
@@ -271,7 +281,10 @@ fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
     // Quotes escape what a terminal would obey.
     let issuer = last.issuer().to_string();
     if last.issuer() == last.subject() {
-        return format!("{REFUSED}: {issuer:?} is no public CA. Clients need this certificate as a root");
+        let key = last.subject_public_key_info().subject_public_key.raw_bytes().to_vec();
+        return private
+            .insert(key)
+            .then(|| format!("{REFUSED}: {issuer:?} is no public CA. Clients need its certificate as a root"));
     }
     let places = last.get_extension::<AuthorityInfoAccessSyntax>().ok().flatten();
     let places = places.into_iter().flat_map(|(_, places)| places.0);
@@ -281,10 +294,10 @@ fn unknown(own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
         _ => None,
     });
     let from = place.map_or_else(String::new, |place| format!(" from {place:?}"));
-    format!(
+    Some(format!(
         "{REFUSED}: the certificate of {issuer:?} is missing. Add it{from} at the end of the file, or give it to \
          clients as a root if it is one"
-    )
+    ))
 }
 
 /// Returns the names for which an earlier certificate is chosen.
@@ -351,9 +364,11 @@ mod tests {
         assert_eq!(accepted(&[own.clone(), middle.clone()]), Ok(()));
         assert!(accepted(&[own.clone(), root.der().clone(), middle.clone()]).is_ok());
         let other = Inspector::with_roots(vec![own.clone()], "");
-        let private = other.accepted(&[own.clone(), root.der().clone(), middle]);
-        let private = private.unwrap_err().unwrap();
+        let chain = [own.clone(), root.der().clone(), middle];
+        let private = other.accepted(&chain).unwrap_err().unwrap();
         assert!(private.contains("\"CN=root\" is no public CA"), "{private}");
+        // Other certificates of the CA have the same doubt.
+        assert_eq!(other.accepted(&chain), Err(None));
         let missing = accepted(&[own]).unwrap_err().unwrap();
         assert!(
             missing.contains("the certificate of \"CN=middle\" is missing. Add it at"),

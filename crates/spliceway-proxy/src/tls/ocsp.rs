@@ -1,4 +1,4 @@
-//! The answer of an OCSP responder about a certificate (RFC 6960), which clients get with it. They
+//! The OCSP response about a certificate (RFC 6960), which clients get with it. They
 //! check its signature. Some refuse a certificate whose answer is about another one, or has
 //! expired. So such an answer is not sent.
 

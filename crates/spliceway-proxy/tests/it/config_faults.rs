@@ -201,7 +201,7 @@ fn what_is_not_text_in_files_is_refused_with_the_file() {
     fs::remove_file(directory.0.join("latin.toml")).unwrap();
     assert_eq!(
         directory.refusal("."),
-        ".: the directory has no configuration: expected files *.toml\n"
+        ".: the folder has no configuration: expected files *.toml\n"
     );
     let long = fs::File::create(directory.0.join("long.toml")).unwrap();
     long.set_len((16 << 20) + 1).unwrap();

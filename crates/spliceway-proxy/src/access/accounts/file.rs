@@ -133,10 +133,10 @@ impl File {
         let mut is_silent = !self.is_loaded && self.others == 0;
         loop {
             match self.attempt(changes, date) {
-                Err(Unusable::Busy) if Instant::now() < until => {
+                Err(why @ Unusable::Busy(_)) if Instant::now() < until => {
                     if std::mem::take(&mut is_silent) {
                         let path = self.path.display();
-                        tracing::warn!("waiting for the quota file {path}: {}", Unusable::Busy);
+                        tracing::warn!("waiting for the quota file {path}: {why}");
                     }
                     replacement::wait();
                 }
@@ -322,7 +322,7 @@ impl File {
         // The process that had the lock may have given the name to another file.
         let locked = Seen::new(&file.metadata().map_err(Unusable::read)?);
         if self.named()?.is_none_or(|named| named.identity != locked.identity) {
-            return Err(Unusable::Busy);
+            return Err(Unusable::Busy(None));
         }
         self.locked = Some(file);
         Ok(true)
@@ -397,7 +397,7 @@ impl File {
         if !is_new {
             return Err(match fs::symlink_metadata(&new) {
                 Ok(named) if !named.is_file() => Unusable::Other(format!("{} is no regular file", new.display())),
-                _ => Unusable::Busy,
+                _ => Unusable::Busy(None),
             });
         }
         self.snapshot.updates += 1;
@@ -423,7 +423,7 @@ impl File {
                 // A disk that is full has the space again.
                 let _ = fs::remove_file(&new);
                 match error.kind() {
-                    io::ErrorKind::AlreadyExists => Err(Unusable::Busy),
+                    io::ErrorKind::AlreadyExists => Err(Unusable::Busy(None)),
                     _ => Err(fails(&error)),
                 }
             }
@@ -448,7 +448,7 @@ impl Seen {
 fn take(file: &fs::File) -> Result<(), Unusable> {
     match replacement::try_lock(file) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Unusable::Busy),
+        Ok(false) => Err(Unusable::locked(file)),
         Err(error) => Err(Unusable::io("lock it", &error)),
     }
 }

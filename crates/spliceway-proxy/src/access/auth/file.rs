@@ -97,8 +97,12 @@ pub(super) struct Line<'a> {
 /// for a file without users, and for each duplicate user and each invalid line.
 pub(crate) fn read(path: &Path) -> Result<UserFile, Vec<FileError>> {
     let whole = |problem: String| vec![FileError::new(path, None, problem)];
-    let NamedFile { text, rights } = named_file::read(path, FILE_MAX_BYTES)
-        .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
+    let NamedFile { text, rights } = named_file::read(path, FILE_MAX_BYTES).map_err(|why| {
+        whole(format!(
+            "{why}; expected a file with NAME:HASH on each line, as `spliceway user add {} NAME` writes it",
+            path.display()
+        ))
+    })?;
     let (mut file, faults) = parse(&text);
     if !faults.is_empty() {
         let errors = faults

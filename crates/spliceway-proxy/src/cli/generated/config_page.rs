@@ -82,7 +82,7 @@ const TEXTS: [(&str, &str, &str, &str); 8] = [
 ];
 
 const RULES: [&str; 6] = [
-    "This file says what spliceway serves. It is a TOML file, or a directory whose files *.toml are read in the order \
+    "This file says what spliceway serves. It is a TOML file, or a folder whose files *.toml are read in the order \
      of their names, as if they were one. `spliceway check FILE` checks it, and `spliceway schema` prints a schema for \
      editors.",
     "Text is in quotes; numbers, true and false are not. A list is an array, or one text with spaces between the \

@@ -39,7 +39,7 @@ impl fmt::Display for Changes {
             ("no longer listens on", self.closed.join(", ")),
             ("removed users", users.join(", ")),
             ("changed", others.join(", ")),
-            ("needs a restart for", self.needs_restart.join(", ")),
+            ("needs an upgrade or a restart for", self.needs_restart.join(", ")),
         ];
         let mut separator = "";
         for (what, names) in parts.iter().filter(|(_, names)| !names.is_empty()) {

@@ -215,7 +215,7 @@ fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     files.sort();
     if files.is_empty() {
         return Err(io::Error::other(
-            "the directory has no configuration: expected files *.toml",
+            "the folder has no configuration: expected files *.toml",
         ));
     }
     Ok(files)

@@ -137,6 +137,9 @@ fn of_address(text: &str, fits: impl Fn(&str) -> bool) -> Option<String> {
     if text.starts_with('/') && fits(&format!("unix:{text}")) {
         return Some(format!("a Unix socket has a prefix: write unix:{text}"));
     }
+    if text.starts_with("./") || text.starts_with("../") {
+        return Some("a Unix socket has a prefix and an absolute path: write unix:/PATH".to_owned());
+    }
     if let Some((scheme, address)) = text.split_once("://") {
         let address = address.trim_end_matches('/');
         let port = match scheme {

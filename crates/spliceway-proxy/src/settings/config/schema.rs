@@ -165,7 +165,9 @@ impl Schema {
             "to_allow" => "a target, or \"*\" for every host",
             "allow_private" => "a network, true or false",
             "quota" => "a quota, or \"none\"",
-            "listen" | "to" | "route" => "a value",
+            "listen" => "an address, such as \":8080\"",
+            "to" => "a target, such as \"10.0.0.1:80\"",
+            "route" => "a route, such as \"example.com=10.0.0.7:443\"",
             _ => "a value, or no such key",
         };
         Err(format!("the list is empty: expected {expected}"))

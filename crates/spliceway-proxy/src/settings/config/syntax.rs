@@ -56,14 +56,18 @@ pub(super) fn check(
             _ if is_twice => several_of(text).map(str::to_owned),
             _ => remedy(text),
         };
-        if let Some(several) = several_of(text).filter(|_| is_twice) {
+        let several = several_of(text).filter(|_| is_twice);
+        if let Some(several) = several {
             let lines = source.text.split_inclusive('\n');
             let first = lines.take_while(|line| line.trim() != text.trim());
             let before: usize = first.map(str::len).sum();
             faults.add(Fault::new(Some(source.start + before), "", several));
         }
         let problem = problem.unwrap_or_else(|| fault.problem.into_owned());
-        faults.add(Fault::new(fault.at, "", format!("this is not valid TOML: {problem}")));
+        // The first such table already has the fault and the remedy.
+        if several.is_none() {
+            faults.add(Fault::new(fault.at, "", format!("this is not valid TOML: {problem}")));
+        }
         let end = if is_head {
             next_head(&source.text, line.end)
         } else {

@@ -171,7 +171,7 @@ fn a_path_that_leads_to_no_file_is_an_error_at_once() {
     for (path, expected) in [
         (Path::new("/nonexistent"), "No such file"),
         (Path::new("/dev/zero"), "this is a device, which is not read"),
-        (&folder.0, "this is a directory, which is not read: expected a file"),
+        (&folder.0, "this is a folder, which is not read: expected a file"),
         (&huge, "larger than 1 MiB, which is the limit"),
     ] {
         let message = message_of(path);
@@ -293,12 +293,12 @@ fn an_answer_beside_the_certificate_is_sent_while_it_is_good() {
         let pair = read().unwrap();
         assert_eq!(pair.to_send(now).ocsp, None);
         let doubt = pair.doubts[0].to_string();
-        let expected = ".ocsp:1: this is no successful answer of an OCSP responder, in DER, of at most 16 KiB, so clients \
+        let expected = ".ocsp:1: this is no successful OCSP response in DER, of at most 16 KiB, so clients \
                         do not get it: fetch a new one (`openssl ocsp … -respout FILE`), or remove the file";
         assert!(doubt.ends_with(expected), "{doubt}");
     }
     std::fs::remove_file(files.ocsp()).unwrap();
     std::fs::create_dir(files.ocsp()).unwrap();
     let error = read().unwrap_err().to_string();
-    assert!(error.contains("certificate.pem.ocsp: this is a directory"), "{error}");
+    assert!(error.contains("certificate.pem.ocsp: this is a folder"), "{error}");
 }

@@ -88,6 +88,12 @@ fn commands_add_and_remove_backends() {
     assert!(!crate::harness::was_reached(&one));
     let why = format!("spliceway: service `web` has no backend `{first}`\n");
     assert_eq!(run(&socket, &format!("backend rm web {first}")), (Some(1), why));
+    let why = "spliceway: this is the last backend of service `web`: add another one first, or remove the service \
+               (`spliceway service rm web`)\n";
+    assert_eq!(
+        run(&socket, &format!("backend rm web {second}")),
+        (Some(2), why.to_owned())
+    );
 }
 
 #[test]
@@ -154,8 +160,9 @@ fn what_the_program_refuses_is_shown_as_it_is() {
         (
             "service set web deny=127.0.0.1 --persist",
             1,
-            "the configuration is no folder, so the service has no file: start the program with \
-             `run -c FOLDER`, or do not ask for persistence",
+            "the configuration is no folder, so the service has no file: put the file into a folder that the \
+             program may write to, and start it with `run FOLDER` (for the packaged service, docs/packages.md). \
+             Or do not ask for persistence",
         ),
     ] {
         assert_eq!(

@@ -81,12 +81,17 @@ fn a_saved_service_outlives_the_program_until_it_is_removed() {
     );
     // A change of a saved service is saved.
     let changed = send(socket, "PATCH /v1/services/web", &[], &json!({"deny": "10.0.0.0/8"}));
-    assert_eq!((changed.status, changed.text()), (200, "changed web"));
+    // The answers name the file.
+    let path = rig.folder.0.join("web.toml").display().to_string();
+    let expected = format!("changed web; wrote {path}");
+    assert_eq!((changed.status, changed.text()), (200, &*expected));
     assert!(rig.text("web.toml").contains("deny = \"10.0.0.0/8\"\n"));
     let dry = send(socket, "DELETE /v1/services/web?dry-run", &[], &Value::Null);
     assert!(dry.text().starts_with("dry run: removed web"), "{dry:?}");
     assert_eq!(rig.names(), ["main.toml", "web.toml"]);
-    assert_eq!(send(socket, "DELETE /v1/services/web", &[], &Value::Null).status, 200);
+    let removed = socket.command(&["service", "rm", "web", "--persist"]);
+    let removed = String::from_utf8(removed.stdout).unwrap();
+    assert!(removed.ends_with(&format!("; removed {path}\n")), "{removed}");
     assert_eq!(rig.names(), ["main.toml"]);
 }
 

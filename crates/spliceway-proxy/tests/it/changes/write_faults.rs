@@ -141,7 +141,7 @@ fn a_write_that_fails_changes_neither_the_service_nor_its_file() {
     if !has_tool("strace", "strace") {
         return;
     }
-    let (folder, space) = ("let the program write to the folder", "free some space");
+    let (folder, space) = ("name the folder in ReadWritePaths=", "free some space");
     for (index, (call, error, what)) in [
         (0, "EROFS", folder),
         (0, "EACCES", folder),
