@@ -533,7 +533,7 @@ mod tests {
         assert!(screen[7].starts_with("socks5    "), "{screen:?}");
         assert_eq!(
             lines(&mut model, 60)[6],
-            "web         100 %   0 of 2       0     0.0      0 B      0 B"
+            "web                 100 %   0 of 2       0      0 B      0 B"
         );
         model.key(KeyEvent::from(KeyCode::Tab));
         assert_eq!(

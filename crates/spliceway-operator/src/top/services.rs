@@ -43,6 +43,9 @@ pub(super) fn draw_services(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         ("UP/s", Constraint::Length(8), true),
         ("DOWN/s", Constraint::Length(8), true),
     ];
+    // A narrow screen needs the room for names.
+    let without = (area.width < NARROW).then_some(4);
+    without.map(|column| columns.remove(column));
     if has_reasons {
         columns.push(("WHY", Constraint::Fill(2), false));
     }
@@ -57,6 +60,7 @@ pub(super) fn draw_services(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             bytes(service.rates.bytes_up),
             bytes(service.rates.bytes_down),
         ];
+        without.map(|column| cells.remove(column));
         if has_reasons {
             cells.push(service.recent.why());
         }
