@@ -131,6 +131,10 @@ mod tests {
         };
         let ok = service("ok", Health::Ok, 0, None);
         let refusing = service("proxy", Health::Degraded, 0, Some((2, 2)));
+        // Only the failed sessions are too many.
+        let mut both = service("mixed", Health::Degraded, 6, None);
+        both.recent.sessions = 50;
+        both.recent.refused = 20;
         let dead = service("web", Health::Failing, 0, Some((0, 3)));
         let failing = service("socks5", Health::Failing, 7, None);
         let long = service(&"x".repeat(60), Health::Failing, 7, None);
@@ -138,6 +142,7 @@ mod tests {
             (vec![&ok], None),
             (vec![], None),
             (vec![&ok, &refusing], Some("degraded: proxy (60 % refused)")),
+            (vec![&both], Some("degraded: mixed (12 % failed)")),
             (vec![&refusing, &dead], Some("failing: web (0 of 3 backends up)")),
             (
                 vec![&dead, &failing],
