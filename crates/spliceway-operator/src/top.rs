@@ -50,7 +50,7 @@ enum Message {
     Update(Box<Update>),
     Notice(String),
     /// The program does not answer, for this reason.
-    Silence(String),
+    Failed(String),
     /// A signal asks this command to end, or the terminal has gone.
     End,
 }
@@ -111,7 +111,7 @@ fn serve(
             match received.try_recv() {
                 Ok(Message::Update(update)) => model.update(*update),
                 Ok(Message::Notice(notice)) => model.say(notice),
-                Ok(Message::Silence(why)) => model.miss(why),
+                Ok(Message::Failed(why)) => model.miss(why),
                 Ok(Message::End) => return Ok(()),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
@@ -181,7 +181,7 @@ async fn watch(socket: &Path, messages: &mpsc::Sender<Message>) {
         ticks.tick().await;
         let message = match update(socket, &mut last).await {
             Ok(update) => Message::Update(Box::new(update)),
-            Err(error) => Message::Silence(error.to_string()),
+            Err(error) => Message::Failed(error.to_string()),
         };
         if messages.send(message).is_err() {
             return;
