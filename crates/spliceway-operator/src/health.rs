@@ -43,7 +43,7 @@ impl ServiceStatus {
             Some(counts) if counts.up + counts.draining < counts.all || counts.up == 0 => {
                 format!("{} of {} backends up", counts.up, counts.all)
             }
-            _ if recent.refused > recent.failed => {
+            _ if !is_share(recent.failed, recent, DEGRADED_PERCENT) => {
                 format!("{} refused", percent(recent.refused as f64, recent.whole() as f64))
             }
             _ => format!("{} failed", recent.failing()),
@@ -95,11 +95,13 @@ impl Recent {
 }
 
 impl Backend {
-    /// Returns for how long the backend gets no clients, and why, without its name.
+    /// Returns for how long the backend gets no clients, and why, without its name and the number
+    /// of an error.
     pub(crate) fn trouble(&self) -> Option<(String, &str)> {
         let trouble = self.trouble.as_ref()?;
         let prefix = format!("cannot connect to {}: ", self.name);
         let why = trouble.why.strip_prefix(&prefix).unwrap_or(&trouble.why);
+        let why = why.split(" (os error ").next().unwrap_or(why);
         Some((time(Duration::from_secs(trouble.for_seconds)), why))
     }
 }
@@ -129,6 +131,10 @@ mod tests {
         };
         let ok = service("ok", Health::Ok, 0, None);
         let refusing = service("proxy", Health::Degraded, 0, Some((2, 2)));
+        // Only the failed sessions are too many.
+        let mut both = service("mixed", Health::Degraded, 6, None);
+        both.recent.sessions = 50;
+        both.recent.refused = 20;
         let dead = service("web", Health::Failing, 0, Some((0, 3)));
         let failing = service("socks5", Health::Failing, 7, None);
         let long = service(&"x".repeat(60), Health::Failing, 7, None);
@@ -136,6 +142,7 @@ mod tests {
             (vec![&ok], None),
             (vec![], None),
             (vec![&ok, &refusing], Some("degraded: proxy (60 % refused)")),
+            (vec![&both], Some("degraded: mixed (12 % failed)")),
             (vec![&refusing, &dead], Some("failing: web (0 of 3 backends up)")),
             (
                 vec![&dead, &failing],

@@ -49,6 +49,8 @@ const PAGES_MAX: usize = 8;
 enum Message {
     Update(Box<Update>),
     Notice(String),
+    /// The program does not answer, for this reason.
+    Failed(String),
     /// A signal asks this command to end, or the terminal has gone.
     End,
 }
@@ -109,6 +111,7 @@ fn serve(
             match received.try_recv() {
                 Ok(Message::Update(update)) => model.update(*update),
                 Ok(Message::Notice(notice)) => model.say(notice),
+                Ok(Message::Failed(why)) => model.miss(why),
                 Ok(Message::End) => return Ok(()),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
@@ -178,7 +181,7 @@ async fn watch(socket: &Path, messages: &mpsc::Sender<Message>) {
         ticks.tick().await;
         let message = match update(socket, &mut last).await {
             Ok(update) => Message::Update(Box::new(update)),
-            Err(error) => Message::Notice(error.to_string()),
+            Err(error) => Message::Failed(error.to_string()),
         };
         if messages.send(message).is_err() {
             return;

@@ -6,7 +6,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 /// Fits into 60 columns.
-const KEYS: &[&str] = &[
+pub(super) const KEYS: &[&str] = &[
     "1 2 3      sessions, services, backends; Tab = the next one",
     "/          filter: client, target, user, service, state",
     "Esc        clears the filter, then leaves the view, then",

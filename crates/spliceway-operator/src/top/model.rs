@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
+use tokio::time::Instant;
 
 use crate::api::{Backend, ServiceStatus, SessionView, Status};
 
@@ -26,6 +27,10 @@ pub(super) struct Model {
     pub(super) view: View,
     /// The last thing to say: the result of a command, or why there is no answer.
     pub(super) notice: Option<String>,
+    /// The time of the last answer.
+    answered: Option<Instant>,
+    /// Whether the program has not answered since.
+    is_silent: bool,
     /// Whether there are more sessions than were read.
     pub(super) has_more: bool,
     pub(super) table: TableState,
@@ -167,11 +172,23 @@ impl Model {
         self.status = update.status;
         self.has_more = update.has_more;
         self.notice = None;
+        (self.answered, self.is_silent) = (Some(Instant::now()), false);
         self.arrange();
     }
 
     pub(super) fn say(&mut self, notice: String) {
         self.notice = Some(notice);
+    }
+
+    /// Records that the program did not answer.
+    pub(super) fn miss(&mut self, why: String) {
+        self.is_silent = true;
+        self.say(why);
+    }
+
+    /// Returns for how long the program has not answered. `None` if it answers.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        self.is_silent.then(|| self.answered.map(|at| at.elapsed()))?
     }
 
     /// Handles a key.

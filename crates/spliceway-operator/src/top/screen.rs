@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::model::{Mode, Model, Row, View};
-use super::style::{DIM, HEAD, NARROW, cell};
+use super::style::{DIM, HEAD, NARROW, cell, fit};
 use super::{help, services};
 use crate::api::SessionView;
 use crate::status::{fallbacks, share, uptime};
@@ -18,14 +18,19 @@ use crate::tls::{self, Urgency};
 
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;
+/// If a client and a target have less, columns are left out. Most IPv4 addresses with a port fit.
+const ADDRESS: u16 = 18;
+const USER: u16 = 16;
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
 /// The columns that are not on every screen.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// The number of the session, and the share of its bytes that were spliced.
+    /// The number of the session.
     details: bool,
+    /// The share of its bytes that were spliced.
+    spliced: bool,
     /// The service, if there are several.
     service: bool,
     /// The share of a quota that the session's user has used, if there is such a user.
@@ -36,8 +41,62 @@ struct Shown {
     more: bool,
 }
 
+impl Shown {
+    /// Returns the names of the columns, their widths, and whether they have numbers.
+    fn columns(self) -> Vec<(&'static str, Constraint, bool)> {
+        let mut columns = Vec::new();
+        if self.details {
+            columns.push(("ID", Constraint::Length(6), false));
+        }
+        if self.service {
+            columns.push(("SERVICE", Constraint::Length(self.service_width()), false));
+        }
+        columns.extend([
+            ("CLIENT", Constraint::Fill(1), false),
+            ("TARGET", Constraint::Fill(1), false),
+            ("UP/s", Constraint::Length(7), true),
+            ("DOWN/s", Constraint::Length(7), true),
+        ]);
+        if self.spliced {
+            columns.push(("SPL", Constraint::Length(5), true));
+        }
+        columns.push(("AGE", Constraint::Length(6), true));
+        if self.quota {
+            columns.push(("QUOTA", Constraint::Length(5), true));
+        }
+        if self.tls {
+            columns.push(("TLS", Constraint::Length(3), false));
+        }
+        if self.more {
+            columns.extend([
+                ("IDLE", Constraint::Length(6), true),
+                ("USER", Constraint::Length(USER), false),
+            ]);
+        }
+        columns
+    }
+
+    fn service_width(self) -> u16 {
+        if self.more { 16 } else { 10 }
+    }
+
+    /// Returns the width of a client and of a target on a screen of this width.
+    fn address(self, screen: u16) -> u16 {
+        let columns = self.columns();
+        let fixed = columns.iter().map(|(_, width, _)| match width {
+            Constraint::Length(width) => width + 1,
+            _ => 1,
+        });
+        screen.saturating_sub(fixed.sum::<u16>() - 1) / 2
+    }
+}
+
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
-    let summary = summary(model, frame.area().width);
+    let mut summary = summary(model, frame.area().width);
+    // On a low screen, the help needs the lines.
+    if model.mode == Mode::Help && usize::from(frame.area().height) < summary.len() + help::KEYS.len() + 1 {
+        summary.clear();
+    }
     let height = Constraint::Length(summary.len().try_into().unwrap_or(u16::MAX));
     let [head, table, foot] = Layout::vertical([height, Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
     frame.render_widget(Paragraph::new(summary), head);
@@ -57,7 +116,10 @@ fn summary(model: &Model, width: u16) -> Vec<Line<'static>> {
     } else {
         ("not ready", Color::Red)
     };
-    let state = Span::styled(format!("{}, {ready}", status.state), Style::new().fg(color));
+    let state = match model.silence() {
+        Some(silence) => Span::styled(format!("no answer for {}", time(silence)), Style::new().fg(Color::Red)),
+        None => Span::styled(format!("{}, {ready}", status.state), Style::new().fg(color)),
+    };
     let uptime = uptime(status);
     let rates = &status.rates;
     let mut lines = vec![
@@ -110,51 +172,29 @@ fn summary(model: &Model, width: u16) -> Vec<Line<'static>> {
 }
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
-    let shown = Shown {
+    let mut shown = Shown {
         details: area.width >= NARROW,
+        spliced: area.width >= NARROW,
         service: area.width >= NARROW && model.status.services.len() > 1,
         quota: model.rows.iter().any(|row| row.session.quota_used.is_some()),
         tls: model.rows.iter().any(|row| row.session.tls.is_some()),
         more: area.width >= WIDE,
     };
-    let mut columns = Vec::new();
-    if shown.details {
-        columns.push(("ID", Constraint::Length(6), false));
-    }
-    if shown.service {
-        let width = if shown.more { 16 } else { 10 };
-        columns.push(("SERVICE", Constraint::Length(width), false));
-    }
-    columns.extend([
-        ("CLIENT", Constraint::Fill(1), false),
-        ("TARGET", Constraint::Fill(1), false),
-        ("UP/s", Constraint::Length(7), true),
-        ("DOWN/s", Constraint::Length(7), true),
-    ]);
-    if shown.details {
-        columns.push(("SPL", Constraint::Length(5), true));
-    }
-    columns.push(("AGE", Constraint::Length(6), true));
-    if shown.quota {
-        columns.push(("QUOTA", Constraint::Length(5), true));
-    }
-    if shown.tls {
-        columns.push(("TLS", Constraint::Length(3), false));
-    }
-    if shown.more {
-        columns.extend([
-            ("IDLE", Constraint::Length(6), true),
-            ("USER", Constraint::Length(16), false),
-        ]);
-    }
+    let leaves_too_little = |shown: Shown| shown.address(area.width) < ADDRESS;
+    shown.spliced &= !leaves_too_little(shown);
+    shown.quota &= !leaves_too_little(shown);
+    shown.tls &= !leaves_too_little(shown);
+    let address = shown.address(area.width);
+    let table = Table::new(
+        model.rows.iter().map(|row| TableRow::new(cells(row, shown, address))),
+        shown.columns().iter().map(|(_, width, _)| *width),
+    );
+    let columns = shown.columns();
     let head = columns
         .iter()
         .map(|(name, _, is_number)| cell((*name).to_owned(), *is_number));
-    let head = TableRow::new(head).style(HEAD);
-    let widths = columns.iter().map(|(_, width, _)| *width);
-    let rows = model.rows.iter().map(|row| TableRow::new(cells(row, shown)));
-    let table = Table::new(rows, widths)
-        .header(head)
+    let table = table
+        .header(TableRow::new(head).style(HEAD))
         .column_spacing(1)
         .row_highlight_style(HEAD);
     frame.render_stateful_widget(table, area, &mut model.table);
@@ -173,7 +213,7 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     }
 }
 
-fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
+fn cells(row: &Row, shown: Shown, address: u16) -> Vec<Cell<'static>> {
     let session = &row.session;
     let moved = session.bytes_up.saturating_add(session.bytes_down);
     let spliced = session.spliced_up.saturating_add(session.spliced_down);
@@ -183,15 +223,15 @@ fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
         cells.push(cell(session.id.to_string(), false));
     }
     if shown.service {
-        cells.push(cell(session.service.clone(), false));
+        cells.push(cell(fit(&session.service, shown.service_width()), false));
     }
     cells.extend([
-        cell(session.client.clone(), false),
-        cell(target(session), false),
+        cell(fit(&session.client, address), false),
+        cell(fit(&target(session), address), false),
         cell(bytes(row.up), true),
         cell(bytes(row.down), true),
     ]);
-    if shown.details {
+    if shown.spliced {
         cells.push(cell(percent(spliced as f64, moved as f64), true));
     }
     cells.push(cell(millis(session.duration_ms), true));
@@ -204,7 +244,7 @@ fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
     }
     if shown.more {
         cells.push(cell(session.idle_ms.map_or_else(|| "-".to_owned(), millis), true));
-        cells.push(cell(session.user.clone().unwrap_or_default(), false));
+        cells.push(cell(fit(session.user.as_deref().unwrap_or_default(), USER), false));
     }
     cells
 }
@@ -225,9 +265,9 @@ fn keys(model: &Model, width: u16) -> Line<'static> {
         Mode::Confirm(id) => {
             let session = model.session(*id);
             let client = session
-                .map(|session| format!(" of {}", session.client))
+                .map(|session| format!("   {}", session.client))
                 .unwrap_or_default();
-            return Line::styled(format!("End session {id}{client}? y = yes, any other key = no"), alert);
+            return Line::styled(format!("End session {id}? y = yes, any other key = no{client}"), alert);
         }
         Mode::Filter => return Line::styled(format!("Filter: {}_   Enter = keep, Esc = clear", model.filter), alert),
         Mode::Help => return Line::styled("any key = back", alert),
@@ -239,19 +279,21 @@ fn keys(model: &Model, width: u16) -> Line<'static> {
     let filter = if model.filter.is_empty() {
         "/ filter".to_owned()
     } else {
-        format!("/ filter: {}   Esc = clear", model.filter)
+        format!("Esc clear  / filter: {}", model.filter)
     };
+    let is_short = model.filter.is_empty() && !model.has_more;
     let mut text = match model.view {
-        View::Sessions if width >= 80 => {
+        View::Sessions if width >= if is_short { NARROW } else { WIDE } => {
             let sort = model.sort.name();
             format!("q quit   ? help   Tab services   s sort: {sort}   r reverse   k end   {filter}")
         }
         View::Sessions => format!("q quit  ? help  Tab services  {filter}"),
-        View::Services => format!("q quit  ? help  Tab backends  Esc sessions  {filter}"),
+        View::Services if is_short => format!("q quit  ? help  Tab backends  Esc sessions  {filter}"),
+        View::Services => format!("q quit  ? help  Tab backends  {filter}"),
         View::Backends => format!("q quit  ? help  Tab sessions  {filter}"),
     };
     if model.has_more {
-        text.push_str(&format!("   first {}", model.rows.len()));
+        text.insert_str(0, &format!("first {}  ", model.rows.len()));
     }
     Line::styled(text, DIM)
 }
@@ -416,7 +458,7 @@ mod tests {
         model.key(KeyEvent::from(KeyCode::Char('k')));
         assert_eq!(
             last(&mut model),
-            "End session 1201 of 192.0.2.1:50001? y = yes, any other key = no"
+            "End session 1201? y = yes, any other key = no   192.0.2.1:50001"
         );
         model.key(KeyEvent::from(KeyCode::Char('n')));
         model.key(KeyEvent::from(KeyCode::Char('/')));
@@ -491,7 +533,7 @@ mod tests {
         assert!(screen[7].starts_with("socks5    "), "{screen:?}");
         assert_eq!(
             lines(&mut model, 60)[6],
-            "web         100 %   0 of 2       0     0.0      0 B      0 B"
+            "web                 100 %   0 of 2       0      0 B      0 B"
         );
         model.key(KeyEvent::from(KeyCode::Tab));
         assert_eq!(
@@ -521,6 +563,29 @@ mod tests {
         let mut model = failing();
         model.key(KeyEvent::from(KeyCode::Char('?')));
         assert!(drawn(&mut model, 60, 24).contains("leaves the view, then"));
+    }
+
+    #[test]
+    fn addresses_have_room_and_a_silent_program_is_not_called_ready() {
+        let mut model = failing();
+        for row in &mut model.rows {
+            row.session.quota_used = Some(0.5);
+        }
+        let screen = drawn(&mut model, 80, 30);
+        let row = "\n1205   socks5     192.0.2.5:50005     198.51.100.7:443 ";
+        assert!(
+            screen.contains(row) && screen.contains(" (dial) 198.51.100.… "),
+            "{screen}"
+        );
+        model.key(KeyEvent::from(KeyCode::Char('3')));
+        assert!(drawn(&mut model, 80, 24).contains(" 192.0.2.1:80 "));
+        model.miss("no answer within 5s".to_owned());
+        let screen = drawn(&mut model, 80, 24);
+        assert!(screen.starts_with("spliceway 0.1.0  no answer for 0s  up "), "{screen}");
+        assert!(screen.ends_with("\nno answer within 5s\n"), "{screen}");
+        model.key(KeyEvent::from(KeyCode::Char('?')));
+        let low = drawn(&mut model, 60, 16);
+        assert!(low.contains("UP, DOWN ") && low.contains("any key"), "{low}");
     }
 
     #[test]

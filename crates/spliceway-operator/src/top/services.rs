@@ -1,19 +1,22 @@
 //! The views of services and of backends, and the line that says which services fail.
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Rect};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Row, Table};
 
 use super::model::Model;
-use super::style::{HEAD, NARROW, cell};
+use super::style::{HEAD, NARROW, cell, fit};
 use crate::api::{Health, ServiceStatus};
 use crate::health;
 use crate::text::bytes;
 
 /// The columns of a narrower screen leave no room for why a service fails.
 const WITH_REASONS: u16 = 90;
+
+/// The columns of a narrower screen leave no room for the counts of a backend.
+const WITH_COUNTS: u16 = 100;
 
 /// Returns a line that says which services fail.
 pub(super) fn summary(model: &Model) -> Option<Line<'static>> {
@@ -40,24 +43,28 @@ pub(super) fn draw_services(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         ("UP/s", Constraint::Length(8), true),
         ("DOWN/s", Constraint::Length(8), true),
     ];
+    // A narrow screen needs the room for names.
+    let without = (area.width < NARROW).then_some(4);
+    without.map(|column| columns.remove(column));
     if has_reasons {
         columns.push(("WHY", Constraint::Fill(2), false));
     }
     let services = model.services();
     let rows = services.iter().map(|service| {
         let mut cells = vec![
-            cell(named(service), false),
-            cell(service.recent.failing(), true),
-            cell(backends(service), true),
-            cell(service.sessions.active.to_string(), true),
-            cell(format!("{:.1}", service.rates.sessions), true),
-            cell(bytes(service.rates.bytes_up), true),
-            cell(bytes(service.rates.bytes_down), true),
+            named(service),
+            service.recent.failing(),
+            backends(service),
+            service.sessions.active.to_string(),
+            format!("{:.1}", service.rates.sessions),
+            bytes(service.rates.bytes_up),
+            bytes(service.rates.bytes_down),
         ];
+        without.map(|column| cells.remove(column));
         if has_reasons {
-            cells.push(cell(service.recent.why(), false));
+            cells.push(service.recent.why());
         }
-        Row::new(cells).style(style(service.health))
+        (cells, style(service.health))
     });
     draw(frame, area, &columns, rows.collect());
 }
@@ -76,7 +83,7 @@ fn backends(service: &ServiceStatus) -> String {
 }
 
 pub(super) fn draw_backends(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let is_wide = area.width >= NARROW;
+    let (is_wide, has_counts) = (area.width >= NARROW, area.width >= WITH_COUNTS);
     let mut columns = vec![
         ("BACKEND", Constraint::Fill(2), false),
         ("STATE", Constraint::Length(8), false),
@@ -85,6 +92,8 @@ pub(super) fn draw_backends(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     ];
     if is_wide {
         columns.insert(0, ("SERVICE", Constraint::Length(12), false));
+    }
+    if has_counts {
         columns.insert(3, ("OPEN", Constraint::Length(6), true));
         columns.insert(4, ("FAILED", Constraint::Length(7), true));
     }
@@ -96,32 +105,36 @@ pub(super) fn draw_backends(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         } else {
             Health::Ok
         };
-        let mut cells = vec![
-            cell(backend.name.clone(), false),
-            cell(backend.state.clone(), false),
-            cell(age, true),
-            cell(why.to_owned(), false),
-        ];
+        let mut cells = vec![backend.name.clone(), backend.state.clone(), age, why.to_owned()];
         if is_wide {
-            cells.insert(0, cell(service.name.clone(), false));
-            cells.insert(3, cell(backend.sessions.to_string(), true));
-            cells.insert(4, cell(backend.failures.to_string(), true));
+            cells.insert(0, service.name.clone());
         }
-        Row::new(cells).style(style(health))
+        if has_counts {
+            cells.insert(3, backend.sessions.to_string());
+            cells.insert(4, backend.failures.to_string());
+        }
+        (cells, style(health))
     });
     draw(frame, area, &columns, rows.collect());
 }
 
-fn draw(frame: &mut Frame<'_>, area: Rect, columns: &[(&str, Constraint, bool)], mut rows: Vec<Row<'static>>) {
+/// Draws rows of texts. A text that does not fit is shortened.
+fn draw(frame: &mut Frame<'_>, area: Rect, columns: &[(&str, Constraint, bool)], mut rows: Vec<(Vec<String>, Style)>) {
     if rows.is_empty() {
-        rows.push(Row::new([cell("none".to_owned(), false)]));
+        rows.push((vec!["none".to_owned()], Style::new()));
     }
-    let head = columns
-        .iter()
-        .map(|(name, _, is_number)| cell((*name).to_owned(), *is_number));
-    let widths = columns.iter().map(|(_, width, _)| *width);
-    let table = Table::new(rows, widths)
-        .header(Row::new(head).style(HEAD))
+    let constraints = columns.iter().map(|(_, width, _)| *width);
+    let widths = Layout::horizontal(constraints).spacing(1).split(area);
+    let cells = |texts: Vec<String>| {
+        let places = texts.into_iter().zip(columns).zip(widths.iter());
+        places
+            .map(|((text, (_, _, is_number)), place)| cell(fit(&text, place.width), *is_number))
+            .collect::<Row<'_>>()
+    };
+    let head = columns.iter().map(|(name, _, _)| (*name).to_owned()).collect();
+    let rows = rows.into_iter().map(|(texts, style)| cells(texts).style(style));
+    let table = Table::new(rows, widths.iter().map(|place| place.width))
+        .header(cells(head).style(HEAD))
         .column_spacing(1);
     frame.render_widget(table, area);
 }

@@ -40,6 +40,10 @@ impl History {
         if self.0.capacity() == 0 {
             self.0.reserve_exact(POINTS);
         }
+        // After the clock was set back, the points behind it have times that come again.
+        while self.0.back().is_some_and(|last| last.at >= point.at) {
+            self.0.pop_back();
+        }
         if self.0.len() == POINTS {
             self.0.pop_front();
         }
@@ -67,22 +71,21 @@ mod tests {
     #[test]
     fn the_history_has_the_last_ten_minutes_and_a_fixed_size() {
         let mut history = History::default();
-        for second in 0..2000 {
-            history.push(Point {
-                at: f64::from(second),
-                up: 1.0,
-                down: 0.0,
-                open: 1,
-                new: 0.0,
-                failed: 0.0,
-                refused: 0.0,
-                connect: f32::NAN,
-                connect_most: 0.5,
-                spliced: f32::NAN,
-                lent: 0,
-                idle: 0,
-            });
-        }
+        let point = |second: i32| Point {
+            at: f64::from(second),
+            up: 1.0,
+            down: 0.0,
+            open: 1,
+            new: 0.0,
+            failed: 0.0,
+            refused: 0.0,
+            connect: f32::NAN,
+            connect_most: 0.5,
+            spliced: f32::NAN,
+            lent: 0,
+            idle: 0,
+        };
+        (0..2000).for_each(|second| history.push(point(second)));
         let points = history.points();
         assert_eq!(
             (points.len(), points[0].at, history.last().unwrap().at),
@@ -91,5 +94,9 @@ mod tests {
         assert_eq!(history.0.capacity() * size_of::<Point>(), 33_600);
         let json = serde_json::to_value(points[0]).unwrap();
         assert!(json["connect"].is_null() && json["connect_most"] == 0.5, "{json}");
+        // The clock is set back by 100 s.
+        (1900..1910).for_each(|second| history.push(point(second)));
+        let times: Vec<_> = history.points().iter().map(|point| point.at).collect();
+        assert_eq!(times, (1400..1910).map(f64::from).collect::<Vec<_>>());
     }
 }

@@ -216,8 +216,10 @@ fn the_page_shows_a_dead_service_first_and_since_when_nothing_answers() {
         json!("1 of 2 services failing")
     );
     drop(program);
-    let silent = format!("/^No answer since .*, for .*s. The numbers are old.$/.test({alert})");
+    let silent = format!("/^No answer since [0-9:]+. The numbers are old.$/.test({alert})");
     browser.await_value(&silent, &json!(true));
+    let state = "/^no answer for [0-9]+s$/.test(document.getElementById('state').textContent)";
+    assert_eq!(browser.value(state), json!(true));
     assert_eq!(browser.value("document.body.classList.contains('old')"), json!(true));
 }
 
