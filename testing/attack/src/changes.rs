@@ -42,9 +42,6 @@ const SETTLE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(90)]
 const DESCRIPTORS: u64 = 20_000;
 /// Descriptors that may be more than before: 20 sessions may end a moment later.
 const DESCRIPTORS_MORE: usize = 40;
-/// Memory that may be more than before. The allocator keeps parts of pages that it cannot give
-/// back. A name that is never freed takes about 80 bytes, so 100,000 of them take 8 MiB.
-const RSS_MORE_KIB: u64 = 6 << 10;
 /// The part of the names that are used once before the measurement. The first changes allocate
 /// memory that later changes reuse.
 const WARM_UP: usize = 10;
@@ -63,7 +60,15 @@ pub(crate) struct Case {
     batch: usize,
     /// The limit on the 99th percentile of a request.
     p99: Duration,
+    /// The memory that may be more than before, the quick form first.
+    rss_more_kib: [u64; 2],
 }
+
+/// The allocator keeps parts of pages that it cannot give back. A name that is never freed takes
+/// about 80 bytes, so 100,000 of them take 8 MiB.
+const MORE: u64 = 6 << 10;
+/// 10,000 services at once leave 7 to 12 MiB in parts of pages. A leak of 2 KiB for each is more.
+const MORE_OF_MANY: u64 = 16 << 10;
 
 /// A change among 10,000 services takes about 25 ms of CPU time.
 const ONE: Duration = Duration::from_millis(500);
@@ -77,6 +82,7 @@ pub(crate) const CASES: &[Case] = &[
         at_once: [500, 10_000],
         batch: 1,
         p99: ONE,
+        rss_more_kib: [MORE, MORE_OF_MANY],
     },
     Case {
         name: "services: in batches",
@@ -84,6 +90,7 @@ pub(crate) const CASES: &[Case] = &[
         at_once: [1000, 10_000],
         batch: 100,
         p99: BATCH,
+        rss_more_kib: [MORE, MORE_OF_MANY],
     },
     Case {
         name: "services: new names",
@@ -91,6 +98,7 @@ pub(crate) const CASES: &[Case] = &[
         at_once: [100, 100],
         batch: 100,
         p99: BATCH,
+        rss_more_kib: [MORE, MORE],
     },
 ];
 
@@ -120,6 +128,7 @@ pub(crate) struct Outcome {
     changes: [Latencies; 3],
     alone: Latencies,
     during: Latencies,
+    rss_more_kib: u64,
     before: Usage,
     most: Usage,
     after: Usage,
@@ -163,13 +172,14 @@ pub(crate) async fn run(
     for stream in held {
         trip(stream, LONG, 1).await?;
     }
-    let after = stage.settle(before, SETTLE[form]).await?;
+    let after = stage.settle(before, case.rss_more_kib[form], SETTLE[form]).await?;
     Ok(Outcome {
         case,
         names,
         changes,
         alone,
         during,
+        rss_more_kib: case.rss_more_kib[form],
         before,
         most,
         after,
@@ -263,14 +273,14 @@ impl Stage {
 
     /// Waits until the program uses as much as before. Returns what it uses then, or after the
     /// deadline.
-    async fn settle(&self, before: Usage, deadline: Duration) -> io::Result<Usage> {
+    async fn settle(&self, before: Usage, more_kib: u64, deadline: Duration) -> io::Result<Usage> {
         let started = Instant::now();
         loop {
             // Sleeps because freed memory and closed descriptors do not cause an event.
             sleep(Duration::from_millis(250)).await;
             let usage = self.program.usage()?;
             let is_settled = usage.descriptors <= before.descriptors + DESCRIPTORS_MORE
-                && usage.rss_kib <= before.rss_kib + RSS_MORE_KIB;
+                && usage.rss_kib <= before.rss_kib + more_kib;
             if is_settled || started.elapsed() > deadline {
                 return Ok(usage);
             }
@@ -354,7 +364,7 @@ impl Outcome {
             mib(before),
             mib(most),
             mib(after),
-            RSS_MORE_KIB >> 10,
+            self.rss_more_kib >> 10,
         );
         rows += &format!(
             "  descriptors {}, with all services {}, after {} (+{DESCRIPTORS_MORE}); CPU {} ms",
@@ -389,7 +399,7 @@ impl Outcome {
         check(
             "KiB of RSS after the changes",
             after.rss_kib,
-            before.rss_kib + RSS_MORE_KIB,
+            before.rss_kib + self.rss_more_kib,
         );
         let most = before.descriptors + DESCRIPTORS_MORE;
         check("descriptors after the changes", after.descriptors as u64, most as u64);

@@ -65,6 +65,26 @@ impl Heap {
     }
 }
 
+/// From this size on, an allocation has pages of its own, which go back as soon as it is freed. It
+/// is the first value of glibc, which otherwise raises it each time such an allocation is freed.
+/// After large changes of the configuration, resident memory was 8 to 17 MiB more.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const OWN_PAGES: libc::c_int = 128 << 10;
+
+/// Keeps glibc from using the heap for large allocations.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[allow(unsafe_code)]
+pub(crate) fn keep_small() {
+    // SAFETY: the call changes one number of the allocator, and has no preconditions (mallopt(3)).
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_PAGES);
+    }
+}
+
+/// The allocator of musl does so by itself.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(crate) fn keep_small() {}
+
 /// Returns whether half of the memory of sessions is free, and worth the call.
 fn is_mostly_free(open: usize, most: usize) -> bool {
     open <= most / 2 && most - open >= SESSIONS_MIN

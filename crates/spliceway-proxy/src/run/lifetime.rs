@@ -7,6 +7,7 @@ use spliceway_operator::text::count;
 use tracing::Level;
 
 use crate::kit::health::Health;
+use crate::kit::heap;
 use crate::kit::{created, limits, pid_file};
 use crate::log;
 use crate::run::handover::Successor;
@@ -60,6 +61,7 @@ pub(crate) fn serve(settings: Settings, source: Source) -> ExitCode {
 
 /// Serves, and returns the number of sessions that the stop of the program has cut.
 fn run(settings: Settings, source: Source, successor: Option<Successor>, health: &Health) -> Result<u64, CannotRun> {
+    heap::keep_small();
     let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
     let mut builder = match settings.workers.get() {
         1 => tokio::runtime::Builder::new_current_thread(),
