@@ -46,8 +46,6 @@ pub(super) type Scope = Option<usize>;
 pub(super) struct Faults {
     faults: Vec<Fault>,
     pub(super) warnings: Vec<Fault>,
-    /// Whether the settings are only checked, perhaps by another user than that of the program.
-    pub(super) is_trial: bool,
     /// The keys with a fault, and whether the key is gone.
     spoilt: HashMap<Scope, Vec<(String, bool)>>,
     scope: Scope,

@@ -59,7 +59,6 @@ impl Source {
         depth: Depth,
     ) -> Result<Settings, String> {
         let mut faults = Faults::default();
-        faults.is_trial = depth == Depth::Machine;
         let (mut config, origin) = match self {
             Self::CommandLine(config) => (Config::clone(config), Origin::CommandLine),
             Self::Files(path) => {

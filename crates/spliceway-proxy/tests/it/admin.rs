@@ -339,7 +339,7 @@ fn the_status_command_prints_the_state_and_exits_by_it() {
     assert_eq!(nobody.status.code(), Some(1));
     let stderr = String::from_utf8(nobody.stderr).unwrap();
     assert!(
-        stderr.contains(": no program has its admin socket here: give the path of its --admin"),
+        stderr.contains(": no program has its admin socket here. If the program runs with another one"),
         "{stderr}"
     );
     let program = Program::forward(target, &["--admin", &socket.address()]);

@@ -79,7 +79,7 @@ fn what_cannot_be_read_as_a_file_is_named_as_what_it_is() {
     let socket = socket.to_str().unwrap();
     let directory = folder.0.to_str().unwrap();
     let proxy = ["socks5", "-l", "127.0.0.1:0"];
-    for (path, kind) in [(directory, "directory"), (socket, "socket"), ("/dev/zero", "device")] {
+    for (path, kind) in [(directory, "folder"), (socket, "socket"), ("/dev/zero", "device")] {
         let rules = format!("@{path}");
         let mut commands = vec![
             [&proxy[..], &["--auth-file", path]].concat(),

@@ -478,12 +478,12 @@ fn files_and_keys_that_do_not_fit_are_named_at_the_start() {
         (
             "tls://unix:/run/a",
             &["--target-tls-ca", ca],
-            "expected target_tls_name",
+            "expected --target-tls-name",
         ),
         (
             "tls://srv:_a._tcp.a.test",
             &["--target-tls-ca", ca],
-            "expected target_tls_name",
+            "expected --target-tls-name",
         ),
         (
             &*tls,

@@ -173,5 +173,5 @@ fn a_proxy_without_tls_needs_no_certificates() {
     let url = format!("http://{}", refusing());
     let proxy = ["socks5", "-l", "127.0.0.1:0", "-x", &url];
     let stderr = refused_to_start(&[&proxy[..], &["--target-tls-ca", pair.certificate.path()]].concat());
-    assert!(stderr.contains("upstream_proxy = \"https://…\""), "{stderr}");
+    assert!(stderr.contains("--upstream-proxy https://…"), "{stderr}");
 }
