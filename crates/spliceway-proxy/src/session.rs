@@ -3,6 +3,7 @@
 mod admit;
 mod bind;
 mod byte_counter;
+mod client;
 mod connect;
 mod destinations;
 mod facts;
@@ -10,7 +11,9 @@ mod first_poll;
 mod guard;
 mod handover;
 mod handshake;
+mod kept;
 mod linger;
+mod next_request;
 mod process;
 mod record;
 mod refusals;

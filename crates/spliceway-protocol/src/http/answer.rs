@@ -1,15 +1,15 @@
-//! Rewrites the head of a target's response, so that the response is the last one on the client's
-//! connection.
+//! Rewrites the head of a target's response, and finds out where the response ends.
 //!
-//! If a client reused the connection, its next request would reach this target, even if the request
-//! is for another target. That request may contain passwords for the other target or for the proxy.
-//! The head of a response decides whether the client reuses the connection, so the proxy rewrites
-//! the head.
+//! The head of a response tells the client whether it may send another request. It may only if all
+//! readers agree on the end of this response. Otherwise, a part of it could pass for the response to
+//! the next request. The parser repairs and forwards heads that some readers would refuse, but it
+//! then marks the response as the last one on its connection.
 
 use httparse::Header;
 
-use super::framing::options;
-use super::head_length_within;
+use super::exchange::{Exchange, Remaining, Reuse, has_bare_line_feed, persists};
+use super::framing::{length, options};
+use super::{Body, Malformed, head_length_within};
 use crate::message::Message;
 
 /// The limit for all heads of one response together, in bytes. It is higher than the limit for a
@@ -34,27 +34,87 @@ const BAD_GATEWAY: &str = "502 Bad Gateway\r\n";
 
 /// Parses and rewrites the head of a target's response, together with the interim responses before
 /// it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Answer {
     message: Message,
     interim: Vec<u8>,
-    /// Whether the request asked for an upgrade.
-    may_switch: bool,
-    has_switched: bool,
+    exchange: Exchange,
+    /// Whether readers could disagree on the end of an interim response.
+    is_in_doubt: bool,
+    /// Whether the body of the request is still being sent.
+    is_early: bool,
+    /// What follows the head, once the head is complete.
+    followed: Option<Followed>,
+}
+
+/// What follows the head of a response.
+#[derive(Debug)]
+pub struct Followed {
+    /// The body of the response.
+    pub body: Remaining,
+    /// Whether the client was told that it may send another request after the body.
+    pub keeps_client: bool,
+    /// Whether the target accepts another request after the body.
+    pub keeps_target: bool,
+    /// Whether the target agreed to an upgrade (status 101). The connection is then a tunnel.
+    pub has_switched: bool,
+}
+
+impl Followed {
+    /// A response that ends with its connection.
+    pub const LAST: Self = Self {
+        body: Remaining::UntilClose,
+        keeps_client: false,
+        keeps_target: false,
+        has_switched: false,
+    };
+
+    /// Returns how many of these next bytes belong to the body. If there are more, the target is not
+    /// kept, because they could pass for the answer to another request.
+    ///
+    /// # Errors
+    /// Returns [`Malformed`] if the body is not valid chunked encoding.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        let taken = self.body.take(bytes)?;
+        self.keeps_target &= taken == bytes.len();
+        Ok(taken)
+    }
+}
+
+impl Default for Answer {
+    /// Creates a parser for a response that is the last one on its connection.
+    fn default() -> Self {
+        Self::to(Exchange::LAST)
+    }
 }
 
 impl Answer {
-    /// Creates a parser for the response to a request that asked for an upgrade.
-    pub fn to_upgrade() -> Self {
+    /// Creates a parser for the response to a request.
+    pub fn to(exchange: Exchange) -> Self {
         Self {
-            may_switch: true,
-            ..Self::default()
+            message: Message::default(),
+            interim: Vec::new(),
+            exchange,
+            is_in_doubt: false,
+            is_early: false,
+            followed: None,
         }
     }
 
-    /// Returns whether the target agreed to the upgrade (status 101).
-    pub fn has_switched(&self) -> bool {
-        self.has_switched
+    /// Makes this the last response on the client's connection, if its head is not complete yet.
+    pub fn closes(&mut self) {
+        self.exchange.reuse = Reuse::Close;
+    }
+
+    /// Sets whether the body of the request is still being sent. A response that arrives before the
+    /// end of the body may mean that the body will never be read.
+    pub fn set_early(&mut self, is_early: bool) {
+        self.is_early = is_early;
+    }
+
+    /// Returns what follows the head, if the head is complete.
+    pub fn into_followed(self) -> Option<Followed> {
+        self.followed
     }
 
     /// Removes and returns the interim responses received so far. A client may wait for an interim
@@ -66,10 +126,9 @@ impl Answer {
     /// Consumes the bytes of the heads from `input`. Returns the bytes to send to the client in
     /// their place, or `None` until the heads are complete.
     ///
-    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, the mark follows its status line, and
-    /// the other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are
-    /// unchanged: the client then interprets them itself. The caller must not read another request
-    /// from that client.
+    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, a mark follows its status line, and the
+    /// other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are unchanged: the
+    /// client then interprets them itself. In both cases, the response ends with its connection.
     pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
         loop {
             let room = HEADS_MAX_BYTES.saturating_sub(self.interim.len());
@@ -80,24 +139,45 @@ impl Answer {
             let head = match whole {
                 Ok(Some(head)) => head,
                 Ok(None) => return None,
-                Err(()) => return Some([&self.interim[..], &marked(self.message.held())].concat()),
+                Err(()) => {
+                    self.followed = Some(Followed::LAST);
+                    return Some([&self.interim[..], &marked(self.message.held())].concat());
+                }
             };
             match status(head) {
                 Some(100 | 102..=199) => {
+                    self.is_in_doubt |= !is_clear_interim(head);
                     self.interim.extend_from_slice(head);
                     self.message.clear();
                 }
                 // The client needs the fields unchanged, because they name the agreed protocol.
-                Some(101) if self.may_switch => {
-                    self.has_switched = true;
+                Some(101) if self.exchange.body == Body::Upgrade => {
+                    self.followed = Some(Followed {
+                        has_switched: true,
+                        ..Followed::LAST
+                    });
                     return Some([&self.interim[..], head].concat());
                 }
                 _ => {
-                    let last = rewritten(head).unwrap_or_else(|| marked(head));
+                    let (is_early, is_in_doubt) = (self.is_early, self.is_in_doubt);
+                    let followed = followed(head, &self.exchange, is_early).filter(|_| !is_in_doubt);
+                    let followed = followed.unwrap_or(Followed::LAST);
+                    let reuse = if followed.keeps_client {
+                        Reuse::KeepAlive
+                    } else {
+                        Reuse::Close
+                    };
+                    self.followed = Some(followed);
+                    let last = rewritten(head, reuse).unwrap_or_else(|| marked(head));
                     return Some([&self.interim[..], &last].concat());
                 }
             }
         }
+    }
+
+    /// Returns whether no byte of the response has arrived.
+    pub fn is_empty(&self) -> bool {
+        self.interim.is_empty() && self.message.held().is_empty()
     }
 
     /// Returns the bytes of a head that never became complete, and the interim responses before it.
@@ -123,13 +203,67 @@ fn status(head: &[u8]) -> Option<u16> {
     }
 }
 
-/// Returns the head rewritten as the last one on its connection. Returns `None` if the head is not
-/// valid.
-fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
-    // A field has a line of its own, and the size of the head limits them. Any other limit would
-    // refuse what clients accept.
+/// Returns what follows a head, or `None` if readers could disagree on it. The parser is strict.
+fn followed(head: &[u8], exchange: &Exchange, is_early: bool) -> Option<Followed> {
+    let mut fields = fields_for(head);
+    let parsed = strictly_parsed(head, &mut fields)?;
+    let (minor, status) = (parsed.version?, parsed.code?);
+    let length = length(minor, parsed.headers).ok()?;
+    let body = match (status, length) {
+        (200..=599, _) if exchange.is_head => Remaining::Bytes(0),
+        // Some readers expect the body that these fields describe.
+        (204 | 304, Some(Body::Chunked)) => return None,
+        (204, Some(Body::Bytes(1..))) => return None,
+        (204 | 304, _) => Remaining::Bytes(0),
+        (200..=599, Some(body)) => body.into(),
+        (200..=599, None) => return None,
+        _ => return None,
+    };
+    let persists = persists(minor, parsed.headers);
+    // A target that closes does not read the rest of the request. A client that waits for an
+    // interim response may never send it.
+    let is_read = !is_early || persists && !exchange.expects_continue;
+    let keeps_client = exchange.reuse == Reuse::KeepAlive && is_read;
+    Some(match body {
+        // A body in chunks that is not parsed passes through the kernel.
+        Remaining::Chunks(_) if !keeps_client => Followed::LAST,
+        body => Followed {
+            body,
+            keeps_client,
+            keeps_target: keeps_client && persists,
+            has_switched: false,
+        },
+    })
+}
+
+/// Returns whether all readers agree that an interim response has no body.
+fn is_clear_interim(head: &[u8]) -> bool {
+    let mut fields = fields_for(head);
+    let parsed = strictly_parsed(head, &mut fields);
+    parsed.is_some_and(|parsed| matches!(length(parsed.version.unwrap_or(1), parsed.headers), Ok(None)))
+}
+
+/// Parses a head without any leniency.
+fn strictly_parsed<'fields, 'head>(
+    head: &'head [u8],
+    fields: &'fields mut [Header<'head>],
+) -> Option<httparse::Response<'fields, 'head>> {
+    let mut parsed = httparse::Response::new(fields);
+    let is_whole = parsed.parse(head) == Ok(httparse::Status::Complete(head.len()));
+    (is_whole && !has_bare_line_feed(head)).then_some(parsed)
+}
+
+/// Returns room for the fields of a head. A field has a line of its own, and the size of the head
+/// limits them. Any other limit would refuse what clients accept.
+fn fields_for(head: &[u8]) -> Vec<Header<'_>> {
     let lines = head.iter().filter(|byte| **byte == b'\n').count();
-    let mut fields = vec![httparse::EMPTY_HEADER; lines];
+    vec![httparse::EMPTY_HEADER; lines]
+}
+
+/// Returns the head with what applies to the client's connection. Returns `None` if the head is not
+/// valid.
+fn rewritten(head: &[u8], reuse: Reuse) -> Option<Vec<u8>> {
+    let mut fields = fields_for(head);
     let mut parsed = httparse::Response::new(&mut fields);
     let mut lenient = httparse::ParserConfig::default();
     // RFC 9112 section 5 lets a proxy repair these two in a response.
@@ -155,8 +289,7 @@ fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
         last.extend(field.value.iter().map(blank));
         last.extend_from_slice(b"\r\n");
     }
-    last.extend_from_slice(LAST);
-    last.extend_from_slice(b"\r\n");
+    last.extend_from_slice(format!("Connection: {}\r\n\r\n", reuse.as_str()).as_bytes());
     Some(last)
 }
 
@@ -221,21 +354,25 @@ mod tests {
     #[test]
     fn a_requested_switch_of_protocols_passes_unchanged() {
         let switching = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
-        let mut answer = Answer::to_upgrade();
+        let upgrade = Exchange {
+            body: Body::Upgrade,
+            ..Exchange::LAST
+        };
+        let mut answer = Answer::to(upgrade);
         let mut input = switching.as_bytes();
         assert_eq!(answer.feed(&mut input).as_deref(), Some(switching.as_bytes()));
-        assert!(answer.has_switched());
+        assert!(answer.into_followed().unwrap().has_switched);
         let (given, _) = fed(&[switching.as_bytes()]);
         assert_eq!(
             given.unwrap(),
             "HTTP/1.1 101 Switching Protocols\r\nConnection: close\r\n\r\n"
         );
-        let mut answer = Answer::to_upgrade();
+        let mut answer = Answer::to(upgrade);
         assert_eq!(
             answer.feed(&mut ANSWER.as_bytes()).as_deref(),
             Some(PASSED_ON.as_bytes())
         );
-        assert!(!answer.has_switched());
+        assert!(!answer.into_followed().unwrap().has_switched);
     }
 
     #[test]
@@ -314,5 +451,148 @@ mod tests {
     #[test]
     fn an_incomplete_head_is_awaited() {
         assert_eq!(fed(&[&ANSWER.as_bytes()[..ANSWER.len() - 1]]), (None, Vec::new()));
+    }
+
+    const KEPT: Exchange = Exchange {
+        reuse: Reuse::KeepAlive,
+        ..Exchange::LAST
+    };
+
+    /// Returns the head for the client and what follows it, which is the same for each split.
+    fn answered(exchange: Exchange, stream: &str) -> (String, Followed) {
+        let mut answers = (0..=stream.len()).map(|split| {
+            let mut answer = Answer::to(exchange);
+            let (mut first, mut second) = stream.as_bytes().split_at(split);
+            let fed = answer.feed(&mut first).or_else(|| answer.feed(&mut second));
+            let head = String::from_utf8(fed.expect("a whole head")).unwrap();
+            (head, answer.into_followed().unwrap())
+        });
+        let first = answers.next().unwrap();
+        for other in answers {
+            assert_eq!(format!("{other:?}"), format!("{first:?}"));
+        }
+        first
+    }
+
+    #[test]
+    fn an_answer_with_a_certain_end_keeps_the_connections() {
+        let (head, get) = (
+            Exchange { is_head: true, ..KEPT },
+            KEPT,
+        );
+        for (exchange, start, bytes) in [
+            (get, "1.1 200 OK\r\nContent-Length: 5", Some(5)),
+            (get, "1.1 200 \r\nContent-Length: 0", Some(0)),
+            (get, "1.1 200 OK\r\ntransfer-encoding: CHUNKED", None),
+            (get, "1.1 204 No Content", Some(0)),
+            (get, "1.1 304 Not Modified\r\nContent-Length: 5", Some(0)),
+            (head, "1.1 200 OK\r\nContent-Length: 5", Some(0)),
+            (head, "1.1 200 OK\r\nTransfer-Encoding: chunked", Some(0)),
+            (head, "1.1 200 OK", Some(0)),
+            (get, "1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5", Some(5)),
+            (get, "1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5", Some(5)),
+        ] {
+            let (head, followed) = answered(exchange, &format!("HTTP/{start}\r\n\r\n"));
+            assert!(head.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{head}");
+            assert!(followed.keeps_client && followed.keeps_target, "{start}");
+            match (followed.body, bytes) {
+                (Remaining::Bytes(left), Some(bytes)) => assert_eq!(left, bytes, "{start}"),
+                (Remaining::Chunks(_), None) => {}
+                other => panic!("{start}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_target_that_closes_does_not_close_the_client_s_connection() {
+        for start in [
+            "1.1 200 OK\r\nConnection: close\r\nContent-Length: 5",
+            "1.1 200 OK\r\nProxy-Connection: close\r\nContent-Length: 5",
+            "1.0 200 OK\r\nContent-Length: 5",
+        ] {
+            let (head, followed) = answered(KEPT, &format!("HTTP/{start}\r\n\r\n"));
+            assert!(head.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{head}");
+            assert!(followed.keeps_client && !followed.keeps_target, "{start}");
+        }
+    }
+
+    #[test]
+    fn an_early_answer_of_a_target_that_closes_is_the_last_one() {
+        for (fields, expects_continue, is_kept) in [
+            ("", false, true),
+            ("Connection: close\r\n", false, false),
+            ("", true, false),
+        ] {
+            let exchange = Exchange {
+                expects_continue,
+                ..KEPT
+            };
+            let mut answer = Answer::to(exchange);
+            answer.set_early(true);
+            let stream = format!("HTTP/1.1 401 No\r\n{fields}Content-Length: 0\r\n\r\n");
+            answer.feed(&mut stream.as_bytes()).unwrap();
+            assert_eq!(answer.into_followed().unwrap().keeps_client, is_kept, "{fields:?}");
+            let (_, followed) = answered(exchange, &stream);
+            assert!(followed.keeps_client, "after the whole request");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_readers_may_end_elsewhere_is_the_last_one() {
+        for start in [
+            "200 OK",
+            "200 OK\r\nContent-Length: 5\r\nContent-Length: 5",
+            "200 OK\r\nContent-Length: 5\r\nContent-Length: 6",
+            "200 OK\r\nContent-Length: 5, 5",
+            "200 OK\r\nContent-Length: +5",
+            "200 OK\r\nContent-Length: 0x5",
+            "200 OK\r\nContent-Length:",
+            "200 OK\r\nContent-Length: 18446744073709551616",
+            "200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked",
+            "200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+            "200 OK\r\nTransfer-Encoding: chunked, identity",
+            "200 OK\r\nTransfer-Encoding: gzip, chunked",
+            "200 OK\r\nTransfer-Encoding: xchunked",
+            "200 OK\r\nTransfer-Encoding : chunked",
+            "200 OK\r\nContent-Length : 5",
+            "200 OK\r\nContent-Length: 5\r\nX: a\r\n b",
+            "200 OK\r\nX: a\r\n\tb\r\nContent-Length: 5",
+            "200 OK\r\nX: a\nContent-Length: 5",
+            "200 OK\nContent-Length: 5",
+            "200 OK\r\nContent-Length: 5\r\nX: \0",
+            "200 OK\r\nX: a\rContent-Length: 5",
+            "200 OK\r\nContent-Length: 5\r\nnonsense",
+            "200 OK\r\nConnection: Content-Length\r\nContent-Length: 5",
+            "204 No Content\r\nContent-Length: 5",
+            "204 No Content\r\nTransfer-Encoding: chunked",
+            "304 Not Modified\r\nTransfer-Encoding: chunked",
+            "101 Switching Protocols",
+            "099 What\r\nContent-Length: 5",
+            "600 What\r\nContent-Length: 5",
+            "103 Hints\r\nContent-Length: 5\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5",
+            "100 Continue\r\n\nHTTP/1.1 200 OK\r\nContent-Length: 5",
+            "100 Continue\r\nX : a\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5",
+        ] {
+            let (head, followed) = answered(KEPT, &format!("HTTP/1.1 {start}\r\n\r\n"));
+            assert!(!head.contains("keep-alive"), "{head}");
+            assert!(!followed.keeps_client && !followed.keeps_target, "{start}");
+            assert!(matches!(followed.body, Remaining::UntilClose), "{start}");
+        }
+        let (_, followed) = answered(KEPT, "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        assert!(!followed.keeps_client && !followed.keeps_target);
+        let (_, followed) = answered(KEPT, "<html>");
+        assert!(!followed.keeps_client && !followed.keeps_target);
+    }
+
+    #[test]
+    fn a_client_that_closes_gets_the_last_answer_and_its_target_is_not_kept() {
+        let (head, followed) = answered(Exchange::LAST, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n");
+        assert!(head.ends_with("\r\nConnection: close\r\n\r\n"), "{head}");
+        assert!(!followed.keeps_client && !followed.keeps_target);
+        assert!(matches!(followed.body, Remaining::Bytes(5)));
+        let mut answer = Answer::to(KEPT);
+        answer.closes();
+        let head = answer.feed(&mut &b"HTTP/1.1 204 No Content\r\n\r\n"[..]).unwrap();
+        assert_eq!(head, b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n");
     }
 }

@@ -239,6 +239,11 @@ impl Facts {
         self.closed
     }
 
+    /// Returns what the next request on the connection continues with.
+    pub(super) fn take_carried(&mut self) -> (Option<Box<TlsFacts>>, Option<AbortHandle>) {
+        (self.tls.take(), self.task.take())
+    }
+
     /// Returns why the session was not handed over to the process that serves now.
     pub(super) fn why_it_stayed(&self) -> &'static str {
         match &self.phase {

@@ -11,10 +11,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spliceway::RelaySummary;
+use tokio::task::AbortHandle;
 
 use super::facts::Session;
 use super::guard::Guard;
 use super::service::Service;
+use super::tls_facts::TlsFacts;
 use crate::access::admission::SessionPermit;
 use crate::access::datagram_counts::DatagramSummary;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -27,6 +29,14 @@ use observed::Observed;
 pub(crate) struct Record {
     pub(crate) guard: Guard,
     observed: Option<Box<Observed>>,
+}
+
+/// What the sessions of one connection pass on.
+pub(super) struct Carried {
+    pub(super) service: Arc<Service>,
+    pub(super) permit: SessionPermit,
+    pub(super) tls: Option<Box<TlsFacts>>,
+    pub(super) task: Option<AbortHandle>,
 }
 
 impl Record {
@@ -49,6 +59,32 @@ impl Record {
     /// Records the session, and gives back what it held.
     pub(super) fn end(mut self, outcome: Outcome) {
         self.write(outcome);
+    }
+
+    /// Records the session of an HTTP request whose client may send another one. Gives back what
+    /// only this request held.
+    pub(super) fn end_request(mut self, outcome: Outcome) -> Carried {
+        let permit = self.guard.take_permit();
+        self.write(outcome);
+        let (tls, task) = self.guard.session().facts().take_carried();
+        Carried {
+            service: Arc::clone(self.guard.service()),
+            permit,
+            tls,
+            task,
+        }
+    }
+
+    /// Begins the session of another request on the connection of `carried`.
+    pub(super) fn follow(carried: Carried, client: Option<SocketAddr>) -> Self {
+        let guard = Guard::new(carried.service, client, carried.permit);
+        if let Some(tls) = carried.tls {
+            guard.set_tls(*tls);
+        }
+        if let Some(task) = carried.task {
+            guard.session().set_task(task);
+        }
+        guard.into()
     }
 
     /// Gives back what the session held, without a record: another process continues the session

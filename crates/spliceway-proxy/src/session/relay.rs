@@ -9,15 +9,17 @@ mod spin;
 
 use std::io;
 
-use spliceway::Engine;
+use spliceway::{Engine, RelayOptions};
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
 use super::record::Record;
+use super::service::Service;
+use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
-pub(super) use ends::{Begin, Ends, RemainingBody};
-use http::{Request, exchange};
+pub(super) use ends::{Begin, Ends};
+pub(super) use http::Exchange;
 use plain::{Ended, bound, plain};
 
 /// What follows a relay.
@@ -35,28 +37,10 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         rates,
         begin,
     } = ends;
-    let mut options = record.guard.service().relays.clone();
-    if let Some(limit) = &rates.incoming {
-        options = options.a_to_b_rate_limit(limit);
-    }
-    if let Some(limit) = &rates.outgoing {
-        options = options.b_to_a_rate_limit(limit);
-    }
-    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
-        // The bytes of TLS pass through user space, even with `--splice on`.
-        options = options.engine(Engine::Copy);
-    }
+    let mut options = options(record.guard.service(), &rates, &client, &upstream);
     pass_truncations(&mut client, &mut upstream);
     let state = match begin {
-        Begin::New {
-            up,
-            rest: Some(rest),
-            down,
-        } => {
-            let request = Request { up, rest, down };
-            return Relayed::Ended(Box::pin(exchange(client, request, upstream, options, record)).await);
-        }
-        Begin::New { up, rest: None, down } => {
+        Begin::New { up, down } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
             None
         }
@@ -83,6 +67,22 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
             Relayed::Suspended(Box::new(suspended), to)
         }
     }
+}
+
+/// Returns the options of a relay between these ends.
+fn options(service: &Service, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
+    let mut options = service.relays.clone();
+    if let Some(limit) = &rates.incoming {
+        options = options.a_to_b_rate_limit(limit);
+    }
+    if let Some(limit) = &rates.outgoing {
+        options = options.b_to_a_rate_limit(limit);
+    }
+    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
+        // The bytes of TLS pass through user space, even with `--splice on`.
+        options = options.engine(Engine::Copy);
+    }
+    options
 }
 
 /// Makes an end that is not announced on one side an end that is not announced on the other. A cut

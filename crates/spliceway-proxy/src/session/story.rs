@@ -4,9 +4,15 @@
 //! ```text
 //!   Arrival ──▶ Admitted ──▶ Connecting ──▶ Connected ──▶ Outcome ──▶ record
 //!   accepted    admitted     asked          answered      relayed     recorded
-//!                             │  ▲           ▲  │
-//!          dial, answer, head └──┘ not taken ┘  └──▶ Offer ──▶ another process
+//!                ▲            │  ▲           ▲  │            │
+//!                │    dial, ──┘  │ not taken ┘  └──▶ Offer   │
+//!                │    answer, ───┘                   │       │
+//!                │    head                           ▼       │
+//!                │                     another process       │
+//!                └────────── next HTTP request ──────────────┘
 //! ```
+//!
+//! A connection may carry many HTTP requests. Each of them is a session of its own.
 //!
 //! While its target is dialled, a session stays `Connecting`: if the dial, the answer or the first
 //! exchange fails, that state has what refuses the client.
@@ -23,14 +29,16 @@ use super::first_poll::poll_first;
 use super::guard::Guard;
 use super::handover::{Offer, Suspended};
 use super::handshake::TlsStart;
+use super::next_request::Ended;
 use super::record::Record;
-use super::relay::{Ends, Relayed, relay};
+use super::relay::{Ends, Exchange, Relayed, relay};
 use super::service::Service;
 use super::udp::associate::Associated;
 use crate::access::admission::SessionPermit;
 use crate::kit::alive::Alive;
 use crate::kit::outcome::Outcome;
 use crate::net::listener::Accepted;
+use crate::reach::dial::Dialed;
 use crate::settings::Kind;
 use spliceway_protocol::Command;
 
@@ -46,6 +54,7 @@ pub(crate) struct Arrival {
 /// A session that has what its client asked for.
 enum Connected {
     Relay(Ends),
+    Request(Box<Exchange>),
     Association(Box<Associated>),
 }
 
@@ -58,7 +67,7 @@ pub(crate) type SettingUp = Pin<Box<dyn Future<Output = SetUp> + Send>>;
 
 /// A session that is connected, or that has failed.
 pub(crate) struct SetUp {
-    connected: Result<Connected, Outcome>,
+    connected: Result<Connected, Ended>,
     record: Record,
 }
 
@@ -82,13 +91,40 @@ pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(SettingU
 /// is cut and recorded as drained.
 pub(crate) async fn run(setup: SettingUp, _alive: Alive) {
     let SetUp { connected, mut record } = setup.await;
+    // Boxed, so that no session holds the memory of a step that it is not in.
     let outcome = match connected {
-        // Boxed, so that no session holds the memory of a step that it is not in.
         Ok(Connected::Relay(ends)) => return Box::pin(relay_to_end(ends, record)).await,
         Ok(Connected::Association(associated)) => Box::pin(associated.run(&mut record.guard)).await,
-        Err(outcome) => outcome,
+        Ok(Connected::Request(request)) => return Box::pin(serve_requests(Ok(request), record)).await,
+        Err(ended) if ended.kept.is_some() => return Box::pin(serve_requests(Err(ended), record)).await,
+        Err(ended) => ended.outcome,
     };
     record.end(outcome);
+}
+
+/// Serves the HTTP requests of one connection, until the connection ends. The last request may ask
+/// for a tunnel.
+async fn serve_requests(mut request: Result<Box<Exchange>, Ended>, mut record: Record) {
+    loop {
+        let ended = match request {
+            Ok(request) => Box::pin(request.run(&mut record)).await,
+            Err(ended) => ended,
+        };
+        let Some(kept) = ended.kept else {
+            return record.end(ended.outcome);
+        };
+        let carried = record.end_request(ended.outcome);
+        let Some((admitted, next)) = Box::pin(kept.next_request(carried)).await else {
+            return;
+        };
+        record = next;
+        request = match Box::pin(set_up_request(*admitted, 0, &mut record.guard)).await {
+            Ok(Connected::Relay(tunnel)) => return Box::pin(relay_to_end(tunnel, record)).await,
+            Ok(Connected::Request(request)) => Ok(request),
+            Ok(Connected::Association(_)) => unreachable!("HTTP has no associations"),
+            Err(ended) => Err(ended),
+        };
+    }
 }
 
 /// Continues a session from another process, in its own task.
@@ -102,7 +138,7 @@ pub(crate) fn resume(record: Record, suspended: Suspended, alive: Alive) {
 }
 
 /// Takes a connection to what its client asks for.
-async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Result<Connected, Outcome> {
+async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Result<Connected, Ended> {
     let mut admitted = Admitted::admit(accepted, guard).await?;
     // On a router, the hello chooses a route first.
     let is_router = matches!(guard.service().kind, Kind::Sni(_));
@@ -110,30 +146,52 @@ async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Resul
         // Boxed, so that other sessions do not hold the memory of this handshake.
         admitted = Box::pin(admitted.end_tls(&terminator, TlsStart::now(), guard)).await?;
     }
+    set_up_request(admitted, port_index, guard).await
+}
+
+/// Takes an admitted client to what it asks for.
+async fn set_up_request(admitted: Admitted, port_index: u16, guard: &mut Guard) -> Result<Connected, Ended> {
     let connecting = admitted.receive_request(port_index, guard).await?;
     // Boxed, so that a handshake does not hold the memory of a dial.
     Box::pin(connect(connecting, guard)).await
 }
 
-async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connected, Outcome> {
-    let mut dialed = match connecting.command() {
-        Command::Associate => return connecting.associate(guard).await.map(Connected::Association),
-        command => {
-            let service = Arc::clone(guard.service());
-            let _counted = connecting.count_dial(&service).await?;
-            let dialed = match (command, &service.balancer) {
-                (Command::Bind, _) => connecting.bind(guard).await?,
-                (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
-                (_, None) => connecting.dial(guard).await?,
-            };
-            connecting.answer(&dialed).await?;
-            dialed
-        }
-    };
-    if connecting.is_whole() {
-        connecting.exchange(&mut dialed, guard).await?;
+async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connected, Ended> {
+    if connecting.command() == Command::Associate {
+        return Ok(Connected::Association(connecting.associate(guard).await?));
     }
-    connecting.into_ends(dialed, guard).await.map(Connected::Relay)
+    match reach(&mut connecting, guard).await {
+        Ok(dialed) if connecting.has_end() => connecting.into_exchange(dialed, guard).await.map(Connected::Request),
+        Ok(dialed) => Ok(Connected::Relay(connecting.into_ends(dialed, guard))),
+        Err(outcome) => Err(connecting.into_ended(outcome)),
+    }
+}
+
+/// Connects to the target. If the client has sent a whole request, reads the head of the answer.
+async fn reach(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, Outcome> {
+    if let Some(mut dialed) = connecting.reuse(guard) {
+        let is_whole = connecting.is_whole();
+        if !is_whole || connecting.exchange(&mut dialed, true, guard).await?.is_some() {
+            return Ok(dialed);
+        }
+    }
+    let mut dialed = dial(connecting, guard).await?;
+    if connecting.is_whole() {
+        connecting.exchange(&mut dialed, false, guard).await?;
+    }
+    Ok(dialed)
+}
+
+async fn dial(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, Outcome> {
+    let service = Arc::clone(guard.service());
+    let _counted = connecting.count_dial(&service).await?;
+    let dialed = match (connecting.command(), &service.balancer) {
+        (Command::Bind, _) => connecting.bind(guard).await?,
+        (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
+        (_, None) => connecting.dial(guard).await?,
+    };
+    connecting.answer(&dialed).await?;
+    Ok(dialed)
 }
 
 /// Relays until the session ends, or another process has taken it.

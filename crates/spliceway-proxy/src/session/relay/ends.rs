@@ -7,7 +7,6 @@ use crate::access::rates::SessionRates;
 use crate::net::stream::Stream;
 use crate::session::guard::Guard;
 use crate::session::handover::Suspended;
-use spliceway_protocol::http::{Chunks, Malformed};
 
 /// Both ends of a relay, and how the relay begins.
 pub(in crate::session) struct Ends {
@@ -21,35 +20,10 @@ pub(in crate::session) enum Begin {
     /// With the bytes that each end has sent after its handshake.
     New {
         up: Vec<u8>,
-        /// The part of the client's further bytes that is for the target. `None` means all of them.
-        rest: Option<RemainingBody>,
         down: Vec<u8>,
     },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),
-}
-
-/// The part of a request's body that has not arrived yet.
-pub(in crate::session) enum RemainingBody {
-    /// The target has the whole request, and the proxy has read the head of its answer.
-    Nothing,
-    Bytes(u64),
-    Chunks(Chunks),
-}
-
-impl RemainingBody {
-    /// Returns how many of these next bytes belong to the body.
-    pub(in crate::session) fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
-        match self {
-            Self::Nothing => Ok(0),
-            Self::Chunks(chunks) => chunks.take(bytes),
-            Self::Bytes(left) => {
-                let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
-                *left -= taken as u64;
-                Ok(taken)
-            }
-        }
-    }
 }
 
 impl From<Suspended> for Ends {
