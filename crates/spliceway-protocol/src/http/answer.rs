@@ -476,10 +476,7 @@ mod tests {
 
     #[test]
     fn an_answer_with_a_certain_end_keeps_the_connections() {
-        let (head, get) = (
-            Exchange { is_head: true, ..KEPT },
-            KEPT,
-        );
+        let (head, get) = (Exchange { is_head: true, ..KEPT }, KEPT);
         for (exchange, start, bytes) in [
             (get, "1.1 200 OK\r\nContent-Length: 5", Some(5)),
             (get, "1.1 200 \r\nContent-Length: 0", Some(0)),
@@ -489,8 +486,16 @@ mod tests {
             (head, "1.1 200 OK\r\nContent-Length: 5", Some(0)),
             (head, "1.1 200 OK\r\nTransfer-Encoding: chunked", Some(0)),
             (head, "1.1 200 OK", Some(0)),
-            (get, "1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5", Some(5)),
-            (get, "1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5", Some(5)),
+            (
+                get,
+                "1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5",
+                Some(5),
+            ),
+            (
+                get,
+                "1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5",
+                Some(5),
+            ),
         ] {
             let (head, followed) = answered(exchange, &format!("HTTP/{start}\r\n\r\n"));
             assert!(head.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{head}");

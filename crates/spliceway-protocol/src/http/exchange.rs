@@ -116,9 +116,11 @@ pub(super) fn persists(minor: u8, fields: &[Header<'_>]) -> bool {
 /// not.
 pub(super) fn has_bare_line_feed(head: &[u8]) -> bool {
     let mut before = 0;
-    head.iter().any(|byte| *byte == b'\n' && before != b'\r' || {
-        before = *byte;
-        false
+    head.iter().any(|byte| {
+        *byte == b'\n' && before != b'\r' || {
+            before = *byte;
+            false
+        }
     })
 }
 

@@ -184,7 +184,11 @@ impl Connecting {
         if self.request.spoken.is_some() {
             let answer = self.request.failed(failure);
             let unread = self.request.exchange.and_then(|exchange| {
-                let unread = self.kept.as_deref().unwrap_or(&Kept::default()).unread_body(&exchange)?;
+                let unread = self
+                    .kept
+                    .as_deref()
+                    .unwrap_or(&Kept::default())
+                    .unread_body(&exchange)?;
                 self.service.keeps_clients().then_some((unread, exchange.is_head))
             });
             match unread {
@@ -365,9 +369,11 @@ impl Connecting {
         self.client.consume(here);
         let kept = self.kept.get_or_insert_default();
         let service = &self.service;
-        let own = kept
-            .rates
-            .get_or_insert_with(|| service.rates.of_session(self.addresses.client.map(|client| client.ip())));
+        let own = kept.rates.get_or_insert_with(|| {
+            service
+                .rates
+                .of_session(self.addresses.client.map(|client| client.ip()))
+        });
         let rates = guard.user_rates(own.for_request());
         // Many sessions consist only of requests and answer heads, so these bytes count, too.
         charge(&rates.incoming, up.len() as u64 + self.ahead);

@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-
 use super::client::Client;
 
 /// The limit on bytes that are read and discarded after a body. It is more than a client needs to

@@ -79,7 +79,11 @@ impl Admitted {
     async fn await_request(&mut self, service: &Service) -> bool {
         let Self { client, kept, .. } = self;
         let mut target = kept.get_or_insert_default().target.take();
-        let limit = service.settings.timeouts.idle.map_or(KEPT_MAX, |idle| idle.min(KEPT_MAX));
+        let limit = service
+            .settings
+            .timeouts
+            .idle
+            .map_or(KEPT_MAX, |idle| idle.min(KEPT_MAX));
         let until = Instant::now() + limit;
         let has_begun = loop {
             tokio::select! {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
 use super::admit::{Addresses, Admitted, reset};
-use super::connect::Connecting;
 use super::client::Client;
+use super::connect::Connecting;
 use super::guard::Guard;
 use super::handshake::{self, Authenticator, ClientClaims, ClientRequest, NoRequest};
 use super::kept::Kept;
@@ -100,7 +100,10 @@ impl Admitted {
     /// client may send another request.
     async fn receive(&mut self, kind: &Kind, guard: &Guard) -> Result<ClientRequest, (Outcome, Option<Remaining>)> {
         let Self {
-            client, addresses, kept, ..
+            client,
+            addresses,
+            kept,
+            ..
         } = self;
         let no_request = match receive(client, kind, addresses, guard).await {
             Ok(Ok(request)) => return Ok(request),

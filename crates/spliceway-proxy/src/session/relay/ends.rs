@@ -18,10 +18,7 @@ pub(in crate::session) struct Ends {
 
 pub(in crate::session) enum Begin {
     /// With the bytes that each end has sent after its handshake.
-    New {
-        up: Vec<u8>,
-        down: Vec<u8>,
-    },
+    New { up: Vec<u8>, down: Vec<u8> },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),
 }

@@ -257,13 +257,7 @@ where
 }
 
 /// Relays, and lets a parser of what passes end the relay.
-async fn relay_parsed<A, B>(
-    client: A,
-    target: B,
-    options: RelayOptions,
-    upload: &Upload,
-    guard: &mut Guard,
-) -> RelayEnd
+async fn relay_parsed<A, B>(client: A, target: B, options: RelayOptions, upload: &Upload, guard: &mut Guard) -> RelayEnd
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
