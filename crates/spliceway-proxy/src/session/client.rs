@@ -40,8 +40,10 @@ impl Client {
 
     /// Puts bytes back that were read from the connection itself. The buffer must be empty.
     pub(super) fn put_back(&mut self, bytes: Vec<u8>) {
-        debug_assert!(self.buffer().is_empty(), "the order of the bytes is lost");
-        self.put_back = (!bytes.is_empty()).then(|| Box::new(io::Cursor::new(bytes)));
+        if !bytes.is_empty() {
+            debug_assert!(self.buffer().is_empty(), "the order of the bytes is lost");
+            self.put_back = Some(Box::new(io::Cursor::new(bytes)));
+        }
     }
 
     /// Returns the connection without the buffer.

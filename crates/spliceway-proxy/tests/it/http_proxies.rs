@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::clients::{read_head, read_message};
-use crate::harness::{Program, accept, listen, read_all, read_exactly, was_reached};
+use crate::harness::{Program, accept, listen, read_exactly, was_reached};
 
 /// Sends these bytes as a client, and returns the answer.
 fn answer(program: &Program, request: &[u8]) -> String {

@@ -210,10 +210,11 @@ impl Sending<'_> {
         let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(answer);
         let target = join(answer, writer);
         let options = through_user_space(options.clone(), guard).a_to_b_prefix(self.up);
+        let is_last = self.request.reuse == Reuse::Close;
         match (self.rest, self.client) {
-            (Remaining::Chunks(chunks), client) => {
+            // After the body, the next request may be in the buffer. Nothing is read behind it.
+            (Remaining::Chunks(chunks), client) if is_last || !chunks.are_over() => {
                 let (reader, writer) = tokio::io::split(client);
-                let is_last = self.request.reuse == Reuse::Close;
                 let body = RequestBody::new(reader, chunks, sent, Arc::clone(upload), is_last);
                 relay_parsed(join(body, writer), target, options, upload, guard).await
             }
