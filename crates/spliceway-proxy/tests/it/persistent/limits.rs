@@ -158,10 +158,11 @@ fn a_late_request_on_a_kept_connection_gets_a_408() {
 #[test]
 fn each_request_has_its_own_user_and_the_rules_of_that_user() {
     let (listener, address) = listen();
+    let users = TextFile::new("ann:wonder\neve:apple\n");
     let file = TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"web\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
-         users = [\"ann\", \"eve\"]\n[[user]]\nname = \"ann\"\npassword = \"wonder\"\n\
-         [[user]]\nname = \"eve\"\npassword = \"apple\"\nto_deny = [\"{address}\"]\n"
+         auth_file = \"{}\"\n[[user]]\nname = \"eve\"\nto_deny = [\"{address}\"]\n",
+        users.path()
     ));
     let mut program = Program::run(&file);
     let mut client = program.connect();
