@@ -8,7 +8,8 @@
 //!
 //! The proxy relays the body unchanged. The bytes that follow the body belong to another request,
 //! which may be for another target. [`Head::exchange`] tells whether the connection may carry it.
-//! [`Answer`] finds the end of the response, and tells the client whether the connection stays open.
+//! [`Answer`] finds the end of the response, and tells the client whether the connection stays
+//! open.
 //!
 //! The parser refuses a head if two readers could disagree on the end of the body. A head has at
 //! most 16 KiB and at most 100 fields.

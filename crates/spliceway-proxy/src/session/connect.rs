@@ -51,8 +51,8 @@ pub(super) struct Connecting {
     pub(super) hops: Hops,
     /// What the connection keeps from one HTTP request to the next.
     pub(super) kept: Option<Box<Kept>>,
-    /// The part of the body that is still to be read, if the client was refused and may send another
-    /// request.
+    /// The part of the body that is still to be read, if the client was refused and may send
+    /// another request.
     pub(super) unread: Option<Remaining>,
     /// The head of the answer for the client, and what follows it, if it was read.
     pub(super) answer: Option<(Vec<u8>, Followed)>,
@@ -222,8 +222,8 @@ impl Connecting {
         }
     }
 
-    /// Sends a request and reads the head of its answer. Returns `None` if a connection that was used
-    /// before has ended, and the request may be sent on another one.
+    /// Sends a request and reads the head of its answer. Returns `None` if a connection that was
+    /// used before has ended, and the request may be sent on another one.
     pub(super) async fn exchange(
         &mut self,
         dialed: &mut Dialed,
@@ -290,8 +290,8 @@ impl Connecting {
         self.header.map_or_else(Vec::new, encode)
     }
 
-    /// Returns what a client of HTTP has after the session has ended: its connection, if it may send
-    /// another request.
+    /// Returns what a client of HTTP has after the session has ended: its connection, if it may
+    /// send another request.
     pub(super) fn into_ended(self, outcome: Outcome) -> Ended {
         let admitted = Admitted {
             client: self.client,

@@ -90,8 +90,8 @@ impl HttpTarget {
         }
     }
 
-    /// Returns whether the target has sent nothing since its last answer. If it has, the bytes could
-    /// pass for the answer to the next request.
+    /// Returns whether the target has sent nothing since its last answer. If it has, the bytes
+    /// could pass for the answer to the next request.
     fn is_quiet(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let is_pending = poll_read(&mut self.stream, &mut cx).is_pending();

@@ -216,7 +216,8 @@ fn a_head_that_does_not_end_is_refused_at_its_limit() {
     );
 }
 
-/// The target cannot end the connection of the client, and the client cannot end that of the target.
+/// The target cannot end the connection of the client, and the client cannot end that of the
+/// target.
 #[test]
 fn an_answer_of_a_known_length_ends_before_its_connection() {
     let program = Program::proxy("http", &["--splice", "on"]);

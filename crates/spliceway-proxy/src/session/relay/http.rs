@@ -78,8 +78,8 @@ impl Exchange {
         close(client, target, is_in_chunks, ended, record).await.into()
     }
 
-    /// Relays the request and the head of its answer. Returns what follows the head if another relay
-    /// can continue.
+    /// Relays the request and the head of its answer. Returns what follows the head if another
+    /// relay can continue.
     async fn send_request(
         &mut self,
         early: &[u8],

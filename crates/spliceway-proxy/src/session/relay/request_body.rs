@@ -12,8 +12,8 @@ use crate::session::linger::FORGOTTEN_MAX_BYTES;
 use spliceway_protocol::http::{Chunks, Malformed};
 
 /// A reader that returns the rest of the body. After the body, it returns no more bytes while the
-/// client is connected. The bytes that follow are for the next request. If this is the last request,
-/// up to 64 KiB of them are discarded.
+/// client is connected. The bytes that follow are for the next request. If this is the last
+/// request, up to 64 KiB of them are discarded.
 ///
 /// There are two reasons to read these bytes. A socket that is closed with unread bytes resets its
 /// peer, and the end of the answer is lost. Also, the proxy notices that a client has left only if

@@ -100,7 +100,7 @@ fn a_request_is_repeated_once_if_that_is_safe_and_no_byte_was_answered() {
 }
 
 #[test]
-fn a_request_is_not_repeated_on_a_new_connection_or_after_a_byte_of_the_answer() {
+fn a_request_is_not_repeated_on_a_new_connection_or_after_a_byte() {
     let program = Program::proxy("http", &[]);
     let (listener, address) = listen();
     let mut client = program.connect();

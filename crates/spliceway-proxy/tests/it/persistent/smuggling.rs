@@ -9,7 +9,7 @@ use crate::clients::{read_head, read_message};
 use crate::harness::{Program, accept, is_closed, listen, read_all, was_reached};
 
 /// What an attacker hides behind the end of an ambiguous message.
-const HIDDEN: &str = "GET http://127.0.0.1:1/hidden HTTP/1.1\r\nHost: a\r\n\r\n";
+const HIDDEN: &str = "GET http://hidden.test/hidden HTTP/1.1\r\nHost: a\r\n\r\n";
 
 /// Where the ambiguous message is on its connection.
 #[derive(Clone, Copy, Debug)]
