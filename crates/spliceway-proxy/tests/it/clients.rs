@@ -92,11 +92,9 @@ pub(crate) fn read_head(stream: &mut TcpStream) -> String {
 /// Reads an HTTP message: its head, and as many bytes as its length says. Reads less if the
 /// connection ends before.
 pub(crate) fn read_message(stream: &mut TcpStream) -> String {
-    let (mut message, mut missing) = (Vec::new(), None);
-    while missing != Some(0)
-        && let Some(byte) = stream.bytes().next()
-    {
-        message.push(byte.unwrap());
+    let (mut message, mut missing, mut byte) = (Vec::new(), None, [0]);
+    while missing != Some(0) && stream.read(&mut byte).unwrap() > 0 {
+        message.extend(byte);
         missing = missing.map(|bytes: usize| bytes - 1);
         if missing.is_none() && message.ends_with(b"\r\n\r\n") {
             let head = String::from_utf8_lossy(&message).to_ascii_lowercase();
