@@ -184,6 +184,11 @@ impl Guard {
         facts.connect = Some(time);
     }
 
+    /// Returns whether the session was closed from outside.
+    pub(super) fn is_closed(&self) -> bool {
+        self.session.facts().closed.is_some()
+    }
+
     /// Records that the session uses a connection of its client to the target again.
     pub(super) fn reuses(&self, dialled: Option<SocketAddr>) {
         self.session.facts().dialled = dialled;

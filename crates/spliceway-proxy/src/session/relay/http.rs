@@ -139,7 +139,7 @@ impl Exchange {
     /// Ends a request whose answer is complete.
     async fn finish(mut self, followed: &Followed, record: &mut Record) -> Ended {
         let outcome = Outcome::from(SessionEnd::Answered);
-        if !followed.keeps_client {
+        if !followed.keeps_client || record.guard.is_closed() {
             drop(self.target);
             let limit = record.guard.service().settings.timeouts.half_close;
             finish_and_linger(&mut self.admitted.client, limit).await;
