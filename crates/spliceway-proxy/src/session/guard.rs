@@ -58,7 +58,9 @@ impl Guard {
         service.traffic.session_taken_over();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
-        let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target)).map(Box::new);
+        let lease = lease
+            .and_then(|(balancer, target)| balancer.adopt(&target))
+            .map(Box::new);
         let open = service.process.sessions.insert(session);
         let guard = Self::hold(service, open, lease, permit);
         guard.reenter_account();
