@@ -7,15 +7,12 @@ mod plain;
 mod request_body;
 mod spin;
 
-use std::io;
-
 use spliceway::Engine;
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
 use super::record::Record;
 use super::step::Step;
-use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 pub(super) use ends::{Begin, Ends, RemainingBody};
 use http::{Request, exchange};
@@ -62,7 +59,12 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
         }
         Begin::Resume(state) => Some(state),
     };
-    let bounds = Bounds { options, state, rates };
+    let bounds = Bounds {
+        options,
+        state,
+        rates,
+        offer,
+    };
     match (client, upstream) {
         (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
         (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
@@ -101,11 +103,4 @@ fn offer(suspended: Suspended, to: oneshot::Sender<Offer>, record: Record) -> St
         let (suspended, record) = waiting.await.ok().flatten()?;
         Some(relay(suspended.into(), record))
     })
-}
-
-/// Returns the end of a session whose relay could not be suspended for another process.
-fn lost(error: &io::Error) -> Outcome {
-    let why = format!("cannot read out a pipe for a hand-over: {error}");
-    tracing::error!("a session ends: {why}");
-    Outcome::because(SessionEnd::Drained, &why)
 }

@@ -1,6 +1,7 @@
 //! Relays without looking at the bytes.
 
 use std::future::poll_fn;
+use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,8 +12,8 @@ use tokio::sync::oneshot;
 
 use super::ends::new_relay;
 use super::spin::Spin;
-use super::{lost, offer};
 use crate::access::rates::SessionRates;
+use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 use crate::session::byte_counter::{ByteCounter, ByteSource, poll_counted};
 use crate::session::handover::{Offer, Suspended};
@@ -26,6 +27,8 @@ pub(super) struct Bounds {
     pub(super) state: Option<Box<RelayState>>,
     /// Held until the session ends.
     pub(super) rates: SessionRates,
+    /// Returns the step that offers a suspended relay to another process.
+    pub(super) offer: fn(Suspended, oneshot::Sender<Offer>, Record) -> Step,
 }
 
 /// Relays between streams that have a state in this process, so no other process can continue.
@@ -70,7 +73,12 @@ where
     A: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Into<Stream> + 'static,
     B: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Into<Stream> + 'static,
 {
-    let Bounds { options, state, rates } = bounds;
+    let Bounds {
+        options,
+        state,
+        rates,
+        offer,
+    } = bounds;
     let guard = &mut record.guard;
     let relay = match state {
         None => new_relay(client, upstream, options, guard),
@@ -167,4 +175,11 @@ where
         }
         Poll::Pending
     }
+}
+
+/// Returns the end of a session whose relay could not be suspended for another process.
+fn lost(error: &io::Error) -> Outcome {
+    let why = format!("cannot read out a pipe for a hand-over: {error}");
+    tracing::error!("a session ends: {why}");
+    Outcome::because(SessionEnd::Drained, &why)
 }
