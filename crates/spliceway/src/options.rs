@@ -241,8 +241,8 @@ impl RelayOptions {
     ///
     /// Then the relay ends with the error of the write. Bytes that did not reach the failed side
     /// count as [`lost`](crate::DirectionSummary::lost), including those that were discarded. If a
-    /// *read* fails while the other side still sends, the relay does the same. A [`CancelHandle`]
-    /// ends these steps immediately.
+    /// *read* fails while the other side still sends, the relay does the same. A
+    /// [`CancelHandle`](crate::CancelHandle) ends these steps immediately.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.

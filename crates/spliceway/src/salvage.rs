@@ -277,9 +277,10 @@ impl Salvage {
 
 /// Closes a connection with a reset, once its peer has acknowledged every byte.
 ///
-/// Call it to [pass resets on](RelayOptions::pass_resets) yourself, if a [`Relay`](crate::Relay)
-/// does not know the socket below your stream. A reset discards bytes that the socket has not sent.
-/// The function therefore waits, as that option does. It checks at intervals, for at most 30 s.
+/// Call it to [pass resets on](crate::RelayOptions::pass_resets) yourself, if a
+/// [`Relay`](crate::Relay) does not know the socket below your stream. A reset discards bytes that
+/// the socket has not sent. The function therefore waits, as that option does. It checks at
+/// intervals, for at most 30 s.
 ///
 /// # Panics
 /// If the future is polled outside a tokio runtime, or in one without the time driver.
