@@ -11,7 +11,7 @@ use spliceway_core::{Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splic
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
-use crate::options::RelayOptions;
+use crate::options::Options;
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
@@ -49,7 +49,7 @@ impl SplicePath {
         sink: ReadySocket<'_>,
         prefix: Bytes,
         limit: u64,
-        options: &RelayOptions,
+        options: &Options,
     ) -> Self {
         let (pool, size) = (options.the_pool(), options.pipe_size);
         let mut splicer = Splicer::between(source.kind(), sink.kind(), options.engine, size, pool);

@@ -7,30 +7,20 @@ mod plain;
 mod request_body;
 mod spin;
 
-use std::io;
-
-use spliceway::{Engine, RelayOptions};
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
 use super::record::Record;
-use super::service::Service;
-use crate::access::rates::SessionRates;
-use crate::kit::outcome::{Outcome, SessionEnd};
+use super::step::Step;
 use crate::net::stream::Stream;
 pub(super) use ends::{Begin, Ends};
+use ends::{options, pass_truncations};
 pub(super) use http::Exchange;
-use plain::{Ended, bound, plain};
+use plain::{Bounds, bound, plain};
 
-/// What follows a relay.
-pub(super) enum Relayed {
-    Ended(Outcome),
-    /// Another process asks for the session.
-    Suspended(Box<Suspended>, oneshot::Sender<Offer>),
-}
-
-/// Relays between sockets of concrete types, because the relay decides by type what it can splice.
-pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
+/// Relays until the session ends, or another process has taken it. The sockets have concrete types,
+/// because the relay decides by type what it can splice.
+pub(super) fn relay(ends: Ends, record: Record) -> Step {
     let Ends {
         mut client,
         mut upstream,
@@ -46,57 +36,39 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         }
         Begin::Resume(state) => Some(state),
     };
-    let ended = match (client, upstream) {
-        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        // Boxed, so that sessions without TLS do not hold its memory.
-        (client, upstream) => Ended::Finished(Box::pin(bound(client, upstream, options, record)).await),
+    let bounds = Bounds {
+        options,
+        state,
+        rates,
+        offer,
     };
-    match ended {
-        Ended::Finished(outcome) => Relayed::Ended(outcome),
-        Ended::Lost(error) => Relayed::Ended(lost(&error)),
-        Ended::Suspended(client, upstream, state, to) => {
-            let suspended = Suspended {
-                client,
-                upstream,
-                state: *state,
-                rates,
+    match (client, upstream) {
+        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
+        (client, upstream) => bound(client, upstream, bounds, record),
+    }
+}
+
+/// Offers a suspended relay to another process. If that process does not take it, it continues
+/// here.
+///
+/// Another task waits for the answer. So a session that is cut meanwhile ends here only if the
+/// other process has not taken it.
+fn offer(suspended: Suspended, to: oneshot::Sender<Offer>, record: Record) -> Step {
+    let (offer, mut answer) = Offer::new(suspended);
+    // If the hand-over does not wait for it any more, the relay comes back.
+    drop(to.send(offer));
+    Step::new(async move {
+        let waiting = tokio::spawn(async move {
+            let Some(suspended) = answer.returned().await else {
+                record.hand_over();
+                return None;
             };
-            Relayed::Suspended(Box::new(suspended), to)
-        }
-    }
-}
-
-/// Returns the options of a relay between these ends.
-fn options(service: &Service, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
-    let mut options = service.relays.clone();
-    if let Some(limit) = &rates.incoming {
-        options = options.a_to_b_rate_limit(limit);
-    }
-    if let Some(limit) = &rates.outgoing {
-        options = options.b_to_a_rate_limit(limit);
-    }
-    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
-        // The bytes of TLS pass through user space, even with `--splice on`.
-        options = options.engine(Engine::Copy);
-    }
-    options
-}
-
-/// Makes an end that is not announced on one side an end that is not announced on the other. A cut
-/// answer must not look complete.
-fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
-    if let (Stream::Tls(client), Stream::Tls(upstream)) = (client, upstream) {
-        client.pass_truncation_of(upstream.truncation());
-        upstream.pass_truncation_of(client.truncation());
-    }
-}
-
-/// Returns the end of a session whose relay could not be suspended for another process.
-fn lost(error: &io::Error) -> Outcome {
-    let why = format!("cannot read out a pipe for a hand-over: {error}");
-    tracing::error!("a session ends: {why}");
-    Outcome::because(SessionEnd::Drained, &why)
+            Some((suspended, record))
+        });
+        let (suspended, record) = waiting.await.ok().flatten()?;
+        Some(relay(suspended.into(), record))
+    })
 }

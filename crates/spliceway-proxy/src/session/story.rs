@@ -17,22 +17,19 @@
 //! While its target is dialled, a session stays `Connecting`: if the dial, the answer or the first
 //! exchange fails, that state has what refuses the client.
 
-use std::pin::Pin;
 use std::sync::Arc;
-
-use tokio::sync::oneshot;
 
 use super::admit::Admitted;
 use super::connect::Connecting;
 use super::facts::Session;
-use super::first_poll::poll_first;
 use super::guard::Guard;
-use super::handover::{Offer, Suspended};
+use super::handover::Suspended;
 use super::handshake::TlsStart;
 use super::next_request::Ended;
 use super::record::Record;
-use super::relay::{Ends, Exchange, Relayed, relay};
+use super::relay::{Ends, Exchange, relay};
 use super::service::Service;
+use super::step::{Step, run};
 use super::udp::associate::Associated;
 use crate::access::admission::SessionPermit;
 use crate::kit::alive::Alive;
@@ -58,82 +55,70 @@ enum Connected {
     Association(Box<Associated>),
 }
 
-/// A session until its relay starts. One task may poll it first, and another may then await it.
-///
-/// The future is boxed, so that a relay does not hold the memory that only a handshake and a dial
-/// need. Thousands of idle sessions are normal. Each of them holds two sockets, the relay and the
-/// record.
-pub(crate) type SettingUp = Pin<Box<dyn Future<Output = SetUp> + Send>>;
-
-/// A session that is connected, or that has failed.
-pub(crate) struct SetUp {
-    connected: Result<Connected, Ended>,
-    record: Record,
-}
-
 /// Begins to serve one client, in the calling task. A session that needs nothing from its client
 /// issues its `connect(2)` here. So the sessions of one accept task reach their target in the order
 /// in which they were accepted.
 ///
-/// Returns `None` if the session panicked, which ends only that session. If the returned future is
-/// dropped before its end, the session is cut and recorded as drained.
-pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(SettingUp, Arc<Session>)> {
+/// Returns `None` if the session has ended, or panicked, which ends only that session. If the
+/// returned step is dropped before its end, the session is cut and recorded as drained.
+pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(Step, Arc<Session>)> {
     let mut record = Record::new(service, arrival.accepted.peer, arrival.permit);
     let session = Arc::clone(record.guard.session());
-    let setup = Box::pin(async move {
+    let first = Step::new(async move {
         let connected = set_up(arrival.accepted, arrival.port_index, &mut record.guard).await;
-        SetUp { connected, record }
+        serve(connected, record)
     });
-    Some((poll_first(setup)?, session))
+    Some((first.poll_first()?, session))
 }
 
-/// Serves the client to the end of the session. If this future is dropped before that, the session
-/// is cut and recorded as drained.
-pub(crate) async fn run(setup: SettingUp, _alive: Alive) {
-    let SetUp { connected, mut record } = setup.await;
-    // Boxed, so that no session holds the memory of a step that it is not in.
-    let outcome = match connected {
-        Ok(Connected::Relay(ends)) => return Box::pin(relay_to_end(ends, record)).await,
-        Ok(Connected::Association(associated)) => Box::pin(associated.run(&mut record.guard)).await,
-        Ok(Connected::Request(request)) => return Box::pin(serve_requests(Ok(request), record)).await,
-        Err(ended) if ended.kept.is_some() => return Box::pin(serve_requests(Err(ended), record)).await,
-        Err(ended) => ended.outcome,
-    };
-    record.end(outcome);
-}
-
-/// Serves the HTTP requests of one connection, until the connection ends. The last request may ask
-/// for a tunnel.
-async fn serve_requests(mut request: Result<Box<Exchange>, Ended>, mut record: Record) {
-    loop {
-        let ended = match request {
-            Ok(request) => Box::pin(request.run(&mut record)).await,
-            Err(ended) => ended,
-        };
-        let Some(kept) = ended.kept else {
-            return record.end(ended.outcome);
-        };
-        let carried = record.end_request(ended.outcome);
-        let Some((admitted, next)) = Box::pin(kept.next_request(carried)).await else {
-            return;
-        };
-        record = next;
-        request = match Box::pin(set_up_request(*admitted, 0, &mut record.guard)).await {
-            Ok(Connected::Relay(tunnel)) => return Box::pin(relay_to_end(tunnel, record)).await,
-            Ok(Connected::Request(request)) => Ok(request),
-            Ok(Connected::Association(_)) => unreachable!("HTTP has no associations"),
-            Err(ended) => Err(ended),
-        };
+/// Returns the step that gives the client what it asked for. A client of HTTP that did not get it
+/// may send another request.
+fn serve(connected: Result<Connected, Ended>, record: Record) -> Option<Step> {
+    match connected {
+        Ok(Connected::Relay(ends)) => Some(relay(ends, record)),
+        Ok(Connected::Request(exchange)) => Some(answer(exchange, record)),
+        Ok(Connected::Association(associated)) => Some(associate(associated, record)),
+        Err(ended) => end(ended, record),
     }
+}
+
+/// Passes datagrams until the association ends.
+fn associate(associated: Box<Associated>, mut record: Record) -> Step {
+    Step::new(async move {
+        let outcome = associated.run(&mut record.guard).await;
+        record.end(outcome);
+        None
+    })
+}
+
+/// Relays an HTTP request and its answer.
+fn answer(exchange: Box<Exchange>, mut record: Record) -> Step {
+    Step::new(async move {
+        let ended = exchange.run(&mut record).await;
+        end(ended, record)
+    })
+}
+
+/// Ends a session. The client may send another HTTP request, which is a session of its own.
+fn end(Ended { outcome, kept }: Ended, record: Record) -> Option<Step> {
+    let Some(kept) = kept else {
+        record.end(outcome);
+        return None;
+    };
+    let carried = record.end_request(outcome);
+    Some(Step::new(async move {
+        let (admitted, mut record) = kept.next_request(carried).await?;
+        Some(Step::new(async move {
+            let connected = set_up_request(*admitted, 0, &mut record.guard).await;
+            serve(connected, record)
+        }))
+    }))
 }
 
 /// Continues a session from another process, in its own task.
 pub(crate) fn resume(record: Record, suspended: Suspended, alive: Alive) {
     let session = Arc::clone(record.guard.session());
-    let task = tokio::spawn(async move {
-        relay_to_end(suspended.into(), record).await;
-        drop(alive);
-    });
+    let task = tokio::spawn(run(relay(suspended.into(), record), alive));
     session.set_task(task.abort_handle());
 }
 
@@ -192,36 +177,4 @@ async fn dial(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, 
     };
     connecting.answer(&dialed).await?;
     Ok(dialed)
-}
-
-/// Relays until the session ends, or another process has taken it.
-async fn relay_to_end(mut ends: Ends, mut record: Record) {
-    loop {
-        let (suspended, to) = match relay(ends, &mut record).await {
-            Relayed::Ended(outcome) => return record.end(outcome),
-            Relayed::Suspended(suspended, to) => (*suspended, to),
-        };
-        match Box::pin(offer(record, suspended, to)).await {
-            Some((kept, returned)) => (record, ends) = (kept, returned.into()),
-            None => return,
-        }
-    }
-}
-
-/// Offers a suspended relay to another process. Returns it if that process has not taken it.
-///
-/// Another task waits for the answer. So a session that is cut meanwhile ends here only if the
-/// other process has not taken it.
-async fn offer(record: Record, suspended: Suspended, to: oneshot::Sender<Offer>) -> Option<(Record, Suspended)> {
-    let (offer, mut answer) = Offer::new(suspended);
-    // If the hand-over does not wait for it any more, the relay comes back.
-    drop(to.send(offer));
-    let waiting = tokio::spawn(async move {
-        let Some(suspended) = answer.returned().await else {
-            record.hand_over();
-            return None;
-        };
-        Some((record, suspended))
-    });
-    waiting.await.ok().flatten()
 }

@@ -1,12 +1,13 @@
 //! How a relay begins: its ends, and the bytes that each end has sent before.
 
-use spliceway::{Relay, RelayOptions, RelayState};
+use spliceway::{Engine, Relay, RelayOptions, RelayState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::access::rates::SessionRates;
 use crate::net::stream::Stream;
 use crate::session::guard::Guard;
 use crate::session::handover::Suspended;
+use crate::session::service::Service;
 
 /// Both ends of a relay, and how the relay begins.
 pub(in crate::session) struct Ends {
@@ -43,4 +44,29 @@ where
     let mut relay = Relay::with_options(client, upstream, options);
     guard.relaying(relay.stats(), relay.cancel_handle());
     relay
+}
+
+/// Returns the options of a relay between these ends.
+pub(super) fn options(service: &Service, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
+    let mut options = service.relays.clone();
+    if let Some(limit) = &rates.incoming {
+        options = options.a_to_b_rate_limit(limit);
+    }
+    if let Some(limit) = &rates.outgoing {
+        options = options.b_to_a_rate_limit(limit);
+    }
+    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
+        // The bytes of TLS pass through user space, even with `--splice on`.
+        options = options.engine(Engine::Copy);
+    }
+    options
+}
+
+/// Makes an end that is not announced on one side an end that is not announced on the other. A cut
+/// answer must not look complete.
+pub(super) fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
+    if let (Stream::Tls(client), Stream::Tls(upstream)) = (client, upstream) {
+        client.pass_truncation_of(upstream.truncation());
+        upstream.pass_truncation_of(client.truncation());
+    }
 }

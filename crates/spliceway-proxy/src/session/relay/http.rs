@@ -13,10 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio::time::Instant;
 
 use super::answering::{Answering, Upload};
-use super::ends::new_relay;
+use super::ends::{new_relay, options, pass_truncations};
 use super::plain::pass_reset;
 use super::request_body::RequestBody;
-use super::{options, pass_truncations};
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
