@@ -45,9 +45,7 @@ impl Admitted {
     /// ended.
     pub(super) async fn next_request(mut self: Box<Self>, carried: Carried) -> Option<(Box<Self>, Record)> {
         let service = Arc::clone(&carried.service);
-        // Without the task, an operator could not end the next session.
-        let has_task = carried.task.is_some();
-        if has_task && self.skip_body(&service).await && self.await_request(&service).await {
+        if self.skip_body(&service).await && self.await_request(&service).await {
             let record = Record::follow(carried, self.addresses.client);
             return Some((self, record));
         }

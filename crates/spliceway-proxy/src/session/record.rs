@@ -11,7 +11,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spliceway::RelaySummary;
-use tokio::task::AbortHandle;
 
 use super::facts::Session;
 use super::guard::Guard;
@@ -36,7 +35,8 @@ pub(super) struct Carried {
     pub(super) service: Arc<Service>,
     pub(super) permit: SessionPermit,
     pub(super) tls: Option<Box<TlsFacts>>,
-    pub(super) task: Option<AbortHandle>,
+    /// The session before, which may have the task of the connection.
+    pub(super) before: Arc<Session>,
 }
 
 impl Record {
@@ -66,12 +66,13 @@ impl Record {
     pub(super) fn end_request(mut self, outcome: Outcome) -> Carried {
         let permit = self.guard.take_permit();
         self.write(outcome);
-        let (tls, task) = self.guard.session().facts().take_carried();
+        let before = Arc::clone(self.guard.session());
+        let tls = before.facts().tls.take();
         Carried {
             service: Arc::clone(self.guard.service()),
             permit,
             tls,
-            task,
+            before,
         }
     }
 
@@ -81,9 +82,7 @@ impl Record {
         if let Some(tls) = carried.tls {
             guard.set_tls(*tls);
         }
-        if let Some(task) = carried.task {
-            guard.session().set_task(task);
-        }
+        carried.before.pass_task(guard.session());
         guard.into()
     }
 

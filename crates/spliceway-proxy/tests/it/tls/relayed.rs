@@ -108,6 +108,7 @@ fn a_connection_carries_many_requests_of_http() {
     assert_eq!(read_exactly(&mut server, 5), b"hello");
     drop(server);
     assert_eq!(client.rest().unwrap(), b"");
+    drop(client);
     assert!(program.line("end=").contains(" tls=\"1.3\" "));
 }
 
