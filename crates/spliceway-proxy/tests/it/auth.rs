@@ -407,7 +407,7 @@ fn a_login_that_cannot_be_checked_in_time_is_refused_immediately() {
     for client in &mut clients {
         // ann:builder
         let credentials = "Proxy-Authorization: Basic YW5uOmJ1aWxkZXI=";
-        write!(client, "CONNECT 192.0.2.1:9 HTTP/1.1\r\n{credentials}\r\n\r\n").unwrap();
+        write!(client, "CONNECT 192.0.2.1:9 HTTP/1.0\r\n{credentials}\r\n\r\n").unwrap();
     }
     let flood = guesses(11..size, "nobody", &program);
     let refused = flood.iter().filter(|client| read_all(client) == [1, 3]).count();
