@@ -7,6 +7,7 @@ mod contender;
 mod environment;
 mod field;
 mod figures;
+mod idle;
 mod kind;
 mod lab;
 mod load;
@@ -17,6 +18,8 @@ mod relay;
 mod results;
 mod servers;
 mod site;
+mod stop;
+mod summary;
 mod tls;
 mod validate;
 

@@ -43,8 +43,9 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts a relay on its core, with `upstream` as its target.
-    pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
+    /// Starts a relay on its core. Only programs that balance use more than the first target.
+    pub(crate) fn start(kind: Kind, listen: IpAddr, targets: &[SocketAddr]) -> io::Result<Self> {
+        let upstream = targets[0];
         if kind == Kind::Direct {
             return Ok(Self {
                 process: None,
@@ -54,7 +55,7 @@ impl Relay {
         }
         if let Some(server) = kind.server() {
             return Self::start_program(kind.name(), listen, |address, folder| {
-                server.command(address, upstream, folder)
+                server.command(address, targets, folder)
             });
         }
         let (build, kind) = match kind {

@@ -162,7 +162,10 @@ mod tests {
         };
         for control in [1.25, 0.8] {
             let wide = ratio.widened_by(control);
-            assert!((wide.low - 0.32).abs() < 1e-9 && (wide.high - 0.75).abs() < 1e-9, "{wide:?}");
+            assert!(
+                (wide.low - 0.32).abs() < 1e-9 && (wide.high - 0.75).abs() < 1e-9,
+                "{wide:?}"
+            );
         }
         assert_eq!(ratio.widened_by(1.0), ratio);
         assert!((ratio.half_width() - 0.2).abs() < 1e-9);
