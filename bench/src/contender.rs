@@ -127,6 +127,13 @@ pub(crate) fn relays() -> Vec<Contender> {
     installed(ALL).filter(is_another).map(Contender::plain).collect()
 }
 
+/// Returns the contenders whose work is counted: the relays, with one size of tokio's buffers.
+pub(crate) fn for_counts() -> Vec<Contender> {
+    let mut all = relays();
+    all.retain(|one| !matches!(one.kind, Kind::Copy64k | Kind::Copy256k));
+    all
+}
+
 /// Returns the contenders that hold idle sessions: the relays, and the control.
 pub(crate) fn for_idle_sessions() -> Vec<Contender> {
     let mut all = relays();

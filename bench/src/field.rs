@@ -23,8 +23,8 @@ use crate::meter::undisturbed;
 use crate::page::Results;
 use crate::results::{self, Figure, Measured};
 use crate::site::Site;
-use crate::stop::{LATENCY_FACTOR, Rule};
-use crate::{idle, programs, summary};
+use crate::stop::{ATTEMPTS, LATENCY_FACTOR, Rule};
+use crate::{counts, idle, programs, summary};
 
 /// The measurements to make, and where to write them.
 #[derive(Args)]
@@ -159,6 +159,15 @@ impl Run<'_> {
             let figures = programs::measure(&site, self.rule, &[title.into()], &options.contenders)?;
             self.add(figures, |results| &mut results.programs)?;
         }
+        for title in counts::titles() {
+            let is_counted = self.results.table(&counts::calls_of(title)).is_some();
+            if !options.asks_for(title) || is_counted {
+                continue;
+            }
+            let Some(site) = site(Profile::Loopback)? else { break };
+            let figures = counts::measure(&site, title, &options.contenders)?;
+            self.add(figures, |results| &mut results.counts)?;
+        }
         for title in idle::titles(&options.only) {
             if self.results.table(&idle::memory_of(title)).is_some() {
                 continue;
@@ -213,8 +222,10 @@ impl Run<'_> {
                 longest += first + PROGRAM * compares as f64 * extra;
             }
             let idle = idle::seconds(&self.options.only, &self.options.contenders, least);
-            shortest += idle;
-            longest += idle;
+            let counted = counts::titles().filter(|title| self.options.asks_for(title)).count();
+            let others = idle + counted as f64 * counts::seconds(&self.options.contenders);
+            shortest += others;
+            longest += others;
         }
         eprintln!(
             "about {:.0} minutes, and up to {:.0} if intervals stay wide",
@@ -224,8 +235,8 @@ impl Run<'_> {
     }
 }
 
-/// The contenders of the rounds beyond the fewest: spliceway, its control, tokio, the best peer, and
-/// one more subject.
+/// The contenders of the rounds beyond the fewest: spliceway, its control, tokio, the best peer,
+/// and one more subject.
 const COMPARED: usize = 5;
 
 /// Returns the hosts of a profile. If the machine does not permit namespaces or lacks a program,
@@ -249,11 +260,15 @@ impl Options {
 
     fn rule(&self) -> Rule {
         match self.quick {
-            true => Rule::fixed(1),
+            true => Rule {
+                attempts: 1,
+                ..Rule::fixed(1)
+            },
             false => Rule {
                 least: self.rounds.max(1),
                 most: self.most.max(self.rounds).max(1),
                 target: self.target / 100.0,
+                attempts: ATTEMPTS,
             },
         }
     }
@@ -365,7 +380,7 @@ pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rule: Rule) -> 
         }
         let mut failed = Vec::new();
         for contender in &contenders {
-            match undisturbed(|| site.run(load, contender, round)) {
+            match undisturbed(rule.attempts, || site.run(load, contender, round)) {
                 Ok((run, disturbed)) => measured.runs.push(results::Run { disturbed, ..run }),
                 Err(error) => failed.push((contender.name.clone(), error.to_string())),
             }

@@ -338,6 +338,6 @@ pub(crate) fn quick() -> Vec<Load> {
         requests("F2 64 B × 50", Rack, 50, 64, 2_000.0),
         down("F3 20 × 3 Mbit/s", City, 20, 16 * KIB, 7.5 * MB),
         connects("F6 200 connections/s", Rack, 200.0),
-        closed(connects(CHURN, Rack, 32.0)),
+        closed(connects(CHURN, Rack, 32.0)).to(Contenders::Few),
     ]
 }

@@ -4,6 +4,7 @@
 
 mod charts;
 mod contender;
+mod counts;
 mod environment;
 mod field;
 mod figures;

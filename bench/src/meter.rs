@@ -77,13 +77,12 @@ impl CoreTime {
 /// The fraction of the time that others may use during a run. Two runs of one relay can differ by
 /// this much.
 pub(crate) const CALM: f64 = 0.02;
-/// A disturbed run is repeated until it has run this often.
-const ATTEMPTS: usize = 3;
 
-/// Runs something, and repeats it at once if it was disturbed. Returns its last result, and the
-/// fraction of the time that others used. The decision to repeat does not look at the result.
-pub(crate) fn undisturbed<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<(T, f64)> {
-    repeat_until_calm(|| {
+/// Runs something, and repeats it at once if it was disturbed, at most this often. Returns its last
+/// result, and the fraction of the time that others used. The decision to repeat does not look at
+/// the result.
+pub(crate) fn undisturbed<T>(attempts: usize, mut run: impl FnMut() -> io::Result<T>) -> io::Result<(T, f64)> {
+    repeat_until_calm(attempts, || {
         let (before, began) = (time_of_others()?, Instant::now());
         let done = run()?;
         let used = time_of_others()?.saturating_sub(before);
@@ -91,14 +90,14 @@ pub(crate) fn undisturbed<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Resu
     })
 }
 
-fn repeat_until_calm<T>(mut run: impl FnMut() -> io::Result<(T, f64)>) -> io::Result<(T, f64)> {
-    let mut attempts = 1;
+fn repeat_until_calm<T>(attempts: usize, mut run: impl FnMut() -> io::Result<(T, f64)>) -> io::Result<(T, f64)> {
+    let mut attempt = 1;
     loop {
         let (done, used) = run()?;
-        if used <= CALM || attempts == ATTEMPTS {
+        if used <= CALM || attempt >= attempts {
             return Ok((done, used));
         }
-        attempts += 1;
+        attempt += 1;
     }
 }
 
@@ -204,7 +203,7 @@ mod tests {
                     .ok_or(io::ErrorKind::UnexpectedEof)
             };
             let mut next = next;
-            repeat_until_calm(|| Ok(next()?)).unwrap()
+            repeat_until_calm(3, || Ok(next()?)).unwrap()
         };
         assert_eq!(run(&[0.02, 0.0]), (0, 0.02));
         assert_eq!(run(&[0.5, 0.03, 0.01, 0.0]), (2, 0.01));

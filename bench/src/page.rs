@@ -78,9 +78,10 @@ impl Results {
         self.loads.iter().find(|one| one.load == name && one.profile == profile)
     }
 
-    /// Returns the table of a real program or of idle sessions.
+    /// Returns the table of a real program, of idle sessions or of counts.
     pub(crate) fn table(&self, title: &str) -> Option<&Figures> {
-        self.programs.iter().chain(&self.idle).find(|one| one.title == title)
+        let mut all = self.programs.iter().chain(&self.idle).chain(&self.counts);
+        all.find(|one| one.title == title)
     }
 
     /// Returns how many rounds there were, and why.
@@ -189,6 +190,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
 pub(crate) fn filled(page: &str, results: &Results) -> io::Result<String> {
     let page = replace(page, "answers", &summary::answers(results))?;
     let page = replace(&page, "advice", &summary::advice(results))?;
+    let page = replace(&page, "counts", &summary::counts(results))?;
     replace(&page, "origin", &format!("{}\n", results.origin()))
 }
 

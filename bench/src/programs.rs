@@ -160,7 +160,7 @@ fn through_all(site: &Site, workload: &Workload, server: &Server, rule: Rule, on
         }
         let mut failed = Vec::new();
         for contender in &contenders {
-            match undisturbed(|| run(site, workload, server, contender)) {
+            match undisturbed(rule.attempts, || run(site, workload, server, contender)) {
                 Ok(((value, busy), _)) => {
                     figures.add(&contender.name, value);
                     if !contender.kind.shares_cores() {

@@ -78,7 +78,7 @@ pub(crate) const PERCENTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0
 /// The figure that a row compares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Figure {
-    /// Of the relay's core, for each GiB or exchange.
+    /// CPU time of the relay's core, for each GiB or exchange.
     Cpu,
     /// Exchanges per second.
     Rate,
@@ -95,6 +95,8 @@ impl Figure {
 /// The highest permitted use of the load's core. If the core is busier, the load is measured
 /// together with the relay.
 pub(crate) const LOAD_BUSY: f64 = 0.70;
+/// If the load's core is busier, it limits the rate. The relay could do more.
+pub(crate) const LOAD_LIMITS: f64 = 0.95;
 /// The generator may be late by this fraction of the latency that it reports.
 pub(crate) const LATE: f64 = 0.10;
 /// A contender that completes a smaller fraction of the due messages cannot sustain the load.
@@ -180,7 +182,8 @@ impl Measured {
     pub(crate) fn best_peer(&self, figure: Figure) -> Option<&str> {
         let is_full = |run: &&Run| self.full_rounds == 0 || run.round < self.full_rounds;
         let value = |name: &str| self.over(figure, self.runs_of(name).filter(is_full));
-        let shown = |name: &&str| self.not_sustained(name).is_none() && self.unreliable(figure, name).is_none();
+        let is_reliable = |name: &str| figure == Figure::Rate || self.unreliable(figure, name).is_none();
+        let shown = |name: &&str| self.not_sustained(name).is_none() && is_reliable(name);
         let peers = self.contenders().into_iter().filter(|name| is_peer(name)).filter(shown);
         let all: Vec<(&str, f64)> = peers.filter_map(|name| Some((name, value(name)?))).collect();
         let best = match figure.is_more_better() {
@@ -233,13 +236,16 @@ impl Measured {
     /// Returns the reason why a figure measures the load more than the relay, if it does. CPU time
     /// never does, because the relay has its own core.
     pub(crate) fn unreliable(&self, figure: Figure, contender: &str) -> Option<String> {
-        let Figure::Latency(part) = figure else {
-            return None;
-        };
         let busy = self.mean(contender, |run| run.load_busy);
-        match busy > LOAD_BUSY {
-            true => Some(format!("the load's core is {:.0} % busy", busy * 100.0)),
-            false => self.late(contender, part),
+        let most = match figure {
+            Figure::Cpu => return None,
+            Figure::Rate => LOAD_LIMITS,
+            Figure::Latency(_) => LOAD_BUSY,
+        };
+        match figure {
+            _ if busy > most => Some(format!("the load's core is {:.0} % busy", busy * 100.0)),
+            Figure::Latency(part) => self.late(contender, part),
+            _ => None,
         }
     }
 

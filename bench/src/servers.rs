@@ -1,6 +1,7 @@
 //! Relays that are separate programs: a Go relay, HAProxy, nginx, and spliceway's own program.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
@@ -128,8 +129,8 @@ fn build_go_relay() -> io::Result<File> {
     }
 }
 
-/// The connections that each target permits, within the limit of descriptors. Both programs allocate
-/// memory for all of them when they start.
+/// The connections that each target permits, within the limit of descriptors. Both programs
+/// allocate memory for all of them when they start.
 const PER_TARGET: u64 = 16_384;
 
 /// Returns a configuration for as many connections as the descriptors permit. Each connection
@@ -219,13 +220,22 @@ pub(crate) fn unless_installed(program: &str) -> Option<String> {
 
 /// Pins a command to one core.
 pub(crate) fn on_core(core: usize, command: &Command) -> Command {
-    let mut pinned = Command::new("taskset");
-    pinned
-        .args(["-c", &core.to_string()])
-        .arg(command.get_program())
-        .args(command.get_args());
+    let mut pinned = under(&["taskset".into(), "-c".into(), core.to_string()], command);
     pinned.stdin(Stdio::null());
     pinned
+}
+
+/// Returns a command that another one runs: the words before it.
+pub(crate) fn under(words: &[String], command: &Command) -> Command {
+    let own = command.get_args().map(OsStr::to_owned);
+    let mut line = words
+        .iter()
+        .map(OsString::from)
+        .chain([command.get_program().to_owned()])
+        .chain(own);
+    let mut outer = Command::new(line.next().expect("the command has a name"));
+    outer.args(line);
+    outer
 }
 
 /// A folder for the files of one run. Dropping it removes the folder.

@@ -16,7 +16,12 @@ pub(crate) struct Rule {
     pub(crate) most: usize,
     /// The half-width of an interval that is narrow enough, as a fraction of the ratio.
     pub(crate) target: f64,
+    /// How often a run is made until others do not disturb it.
+    pub(crate) attempts: usize,
 }
+
+/// The attempts of a measurement.
+pub(crate) const ATTEMPTS: usize = 3;
 
 /// A percentile varies more than CPU time, and a smaller difference does not change a decision.
 pub(crate) const LATENCY_FACTOR: f64 = 3.0;
@@ -28,6 +33,7 @@ impl Rule {
             least: rounds,
             most: rounds,
             target: 0.0,
+            attempts: ATTEMPTS,
         }
     }
 
@@ -58,6 +64,7 @@ mod tests {
         least: 6,
         most: 60,
         target: 0.03,
+        attempts: 1,
     };
 
     fn about(value: f64, half: f64) -> Estimate {

@@ -24,8 +24,8 @@ impl Estimate {
     }
 
     /// Widens the interval of a ratio over a few rounds. The bootstrap of a few rounds is too
-    /// narrow, by about the factor of Student's distribution (Hesterberg 2015, *What teachers should
-    /// know about the bootstrap*).
+    /// narrow, by about the factor of Student's distribution (Hesterberg 2015, *What teachers
+    /// should know about the bootstrap*).
     #[must_use]
     pub fn for_rounds(self, rounds: usize) -> Self {
         let freedom = rounds.saturating_sub(1).max(1) as f64;
