@@ -228,7 +228,7 @@ impl Run<'_> {
             longest += others;
         }
         eprintln!(
-            "about {:.0} minutes, and up to {:.0} if intervals stay wide",
+            "about {:.0} minutes on an idle machine, and up to {:.0} if intervals stay wide",
             (shortest / 60.0).ceil(),
             (longest / 60.0).ceil()
         );
