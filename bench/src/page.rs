@@ -17,7 +17,7 @@ use crate::environment::Environment;
 use crate::figures::Figures;
 use crate::meter::CALM;
 use crate::results::{Figure, Measured, PERCENTILES, Run};
-use crate::summary;
+use crate::summary::{self, Summary};
 
 /// Folders for the results and for the page.
 #[derive(Args)]
@@ -188,8 +188,9 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
 
 /// Fills the parts of the page that come from the results.
 pub(crate) fn filled(page: &str, results: &Results) -> io::Result<String> {
-    let page = replace(page, "answers", &summary::answers(results))?;
-    let page = replace(&page, "advice", &summary::advice(results))?;
+    let summary = Summary::new(results);
+    let page = replace(page, "answers", &summary::answers(&summary))?;
+    let page = replace(&page, "advice", &summary::advice(&summary))?;
     let page = replace(&page, "counts", &summary::counts(results))?;
     replace(&page, "origin", &format!("{}\n", results.origin()))
 }

@@ -266,21 +266,34 @@ fn of_table<'a>(figures: &'a Figures, subject: &str) -> Comparison<'a> {
     }
 }
 
+/// The rows that a run measured, with their comparisons.
+pub(crate) struct Summary<'a> {
+    results: &'a Results,
+    rows: Vec<(&'static Row, Comparison<'a>)>,
+}
+
+impl<'a> Summary<'a> {
+    pub(crate) fn new(results: &'a Results) -> Self {
+        let rows = ROWS.iter().filter_map(|row| Some((row, row.compare(results)?)));
+        Self {
+            results,
+            rows: rows.collect(),
+        }
+    }
+}
+
 /// Returns the table that answers for which traffic spliceway is better.
-pub(crate) fn advice(results: &Results) -> String {
+pub(crate) fn advice(summary: &Summary<'_>) -> String {
     let mut table = String::from(
         "| you relay | quantity | compared with tokio | compared with the best peer | control |\n|---|---|---|---|---|\n",
     );
-    for row in ROWS {
-        let Some(compared) = row.compare(results) else {
-            continue;
-        };
+    for (row, compared) in &summary.rows {
         let tokio = compared.tokio.map_or("–".into(), Ratio::answer);
         let peer = compared
             .peer
             .map_or("–".into(), |(name, ratio)| format!("{name}: {}", ratio.answer()));
         let control = compared.control.map_or("–".into(), |control| format!("{control:.2}"));
-        let note = compared.fault.map_or(String::new(), |why| format!(" ({why})"));
+        let note = compared.fault.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         let _ = writeln!(
             table,
             "| {} | {}{note} | {tokio} | {peer} | {control} |",
@@ -291,9 +304,9 @@ pub(crate) fn advice(results: &Results) -> String {
 }
 
 /// Returns the six questions of a reader who has not used spliceway, with their answers.
-pub(crate) fn answers(results: &Results) -> String {
+pub(crate) fn answers(summary: &Summary<'_>) -> String {
     let sentences = |rows: &[Row]| -> String {
-        let all: Vec<String> = rows.iter().filter_map(|row| sentence(results, row)).collect();
+        let all: Vec<String> = rows.iter().filter_map(|row| sentence(summary, row)).collect();
         match all.is_empty() {
             true => "This run did not measure it.".into(),
             false => all.join(" "),
@@ -302,15 +315,15 @@ pub(crate) fn answers(results: &Results) -> String {
     let all = [
         ("Is it better for bulk?", sentences(&[BULK, FASTEST])),
         ("Is it better for small requests?", sentences(&[SMALL, BESIDE])),
-        ("What does an idle session cost?", idle_cost(results)),
+        ("What does an idle session cost?", idle_cost(summary.results)),
         ("Is it better for short connections?", sentences(&[SHORT, SHORT_RATE])),
-        ("Where is it worse?", worse(results)),
+        ("Where is it worse?", worse(summary)),
         (
             "How was it measured? Can I repeat it?",
             format!(
                 "{} Repeat it with `cargo xtask bench field`, or compare on your machine with \
                  [`spliceway bench`](#on-your-machine).",
-                results.sampling()
+                summary.results.sampling()
             ),
         ),
     ];
@@ -350,8 +363,8 @@ pub(crate) fn counts(results: &Results) -> String {
 }
 
 /// Returns what a row says, as a sentence. The table has the intervals.
-fn sentence(results: &Results, row: &Row) -> Option<String> {
-    let compared = row.compare(results)?;
+fn sentence(summary: &Summary<'_>, row: &Row) -> Option<String> {
+    let (_, compared) = summary.rows.iter().find(|(one, _)| one.title == row.title)?;
     let mut text = format!("{}: {}", capitalized(row.title), compared.quantity);
     let _ = write!(text, " {}", compared.tokio?.spoken("tokio"));
     if let Some((peer, ratio)) = compared.peer {
@@ -383,19 +396,23 @@ fn idle_cost(results: &Results) -> String {
 }
 
 /// Returns the rows in which another contender is better, and those in which it may be.
-fn worse(results: &Results) -> String {
+fn worse(summary: &Summary<'_>) -> String {
     /// A smaller difference of an undecided row is not listed.
     const VISIBLE: f64 = 0.05;
     let [proven, possible] = [Verdict::Worse, Verdict::Undecided].map(|verdict| {
         let is_listed = |(_, ratio): &(&str, Ratio)| ratio.verdict() == verdict && ratio.is_worse_by(VISIBLE);
-        let of_row = |row: &Row| {
-            let compared = row.compare(results)?;
+        let of_row = |(row, compared): &(&Row, Comparison<'_>)| {
             let tokio = compared.tokio.map(|ratio| ("tokio", ratio)).filter(is_listed);
             // A row is named once, with the best peer if that is better.
             let (name, ratio) = compared.peer.filter(is_listed).or(tokio)?;
             Some(format!("{} ({:.2} times {name})", row.title, ratio.ratio.value))
         };
-        ROWS.iter().filter_map(of_row).collect::<Vec<String>>().join("; ")
+        summary
+            .rows
+            .iter()
+            .filter_map(of_row)
+            .collect::<Vec<String>>()
+            .join("; ")
     });
     let list = |title: &str, rows: String| match rows.is_empty() {
         true => format!("{title}: no row."),
@@ -479,7 +496,11 @@ mod tests {
     fn a_control_that_differs_turns_an_answer_into_a_bound() {
         let row = |again: f64| {
             let costs = [(REFERENCE, 1.0), ("nginx", 0.8), (OURS, 0.9), (AGAIN, again)];
-            advice(&results(&costs)).lines().nth(2).unwrap().to_owned()
+            advice(&Summary::new(&results(&costs)))
+                .lines()
+                .nth(2)
+                .unwrap()
+                .to_owned()
         };
         assert_eq!(
             row(0.9),
@@ -490,7 +511,12 @@ mod tests {
             "| one bulk flow, as of a backup | CPU time | at most 39 % apart: 0.90 [0.72, 1.12] \
              | nginx: at most 41 % apart: 1.12 [0.90, 1.41] | 1.25 |"
         );
-        let all = answers(&results(&[(REFERENCE, 1.0), ("nginx", 0.8), (OURS, 0.9), (AGAIN, 0.9)]));
+        let all = answers(&Summary::new(&results(&[
+            (REFERENCE, 1.0),
+            ("nginx", 0.8),
+            (OURS, 0.9),
+            (AGAIN, 0.9),
+        ])));
         assert!(all.contains("0.90 times that of tokio (better); 1.12 times that of nginx (worse), the best peer."));
         assert!(
             all.contains("Proven: one bulk flow, as of a backup (1.12 times nginx)."),
@@ -527,8 +553,11 @@ mod tests {
             page::filled(&text, &results).unwrap() == text,
             "run `cargo xtask bench report --from docs/benchmarks`"
         );
-        for line in advice(&results).lines() {
-            assert!(!line.contains("| – |"), "{line}");
+        let rows = text
+            .lines()
+            .filter(|line| line.contains(" apart: ") || line.contains("better: "));
+        for row in rows {
+            assert!(!row.contains("| – |"), "{row}");
         }
     }
 }
