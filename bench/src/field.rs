@@ -200,7 +200,7 @@ impl Run<'_> {
     /// most.
     fn announce(&self, missing: &[Load]) {
         /// Seconds of a run of a real program.
-        const PROGRAM: f64 = 2.0;
+        const PROGRAM: f64 = 1.7;
         let Rule { least, most, .. } = self.rule;
         let extra = (most - least) as f64;
         let (mut shortest, mut longest) = (0.0, 0.0);

@@ -166,7 +166,7 @@ impl Load {
 
     /// Returns about how many seconds one run takes, with starting and connecting.
     pub(crate) fn run_seconds(&self) -> f64 {
-        const START: f64 = 0.6;
+        const START: f64 = 0.15;
         let overload = self.overload.map_or(0.0, |length| length.as_secs_f64() + 2.0);
         START + self.profile.warming().as_secs_f64() + self.seconds() + overload
     }
