@@ -6,7 +6,6 @@ mod byte_counter;
 mod connect;
 mod destinations;
 mod facts;
-mod first_poll;
 mod guard;
 mod handover;
 mod handshake;

@@ -9,7 +9,7 @@ mod spin;
 
 use std::io;
 
-use spliceway::Engine;
+use spliceway::{Engine, Peer};
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
@@ -52,12 +52,23 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
             up,
             rest: Some(rest),
             down,
+            new_sockets: _,
         } => {
             let request = Request { up, rest, down };
             return Relayed::Ended(Box::pin(exchange(client, request, upstream, options, record)).await);
         }
-        Begin::New { up, rest: None, down } => {
+        Begin::New {
+            up,
+            rest: None,
+            down,
+            new_sockets,
+        } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
+            for (peer, is_new) in [Peer::A, Peer::B].into_iter().zip(new_sockets) {
+                if is_new {
+                    options = options.new_socket(peer);
+                }
+            }
             None
         }
         Begin::Resume(state) => Some(state),

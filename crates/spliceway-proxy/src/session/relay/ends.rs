@@ -24,6 +24,8 @@ pub(in crate::session) enum Begin {
         /// The part of the client's further bytes that is for the target. `None` means all of them.
         rest: Option<RemainingBody>,
         down: Vec<u8>,
+        /// Whether nothing has read from the client's socket, and from the target's.
+        new_sockets: [bool; 2],
     },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),

@@ -1,6 +1,6 @@
 //! Polls a future in another task than the one that awaits it.
 
-use std::future::ready;
+use std::future::{poll_fn, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
@@ -9,7 +9,7 @@ use tokio::task::coop::unconstrained;
 
 /// Polls `future` once. The task that awaits it next polls it immediately, which replaces the waker
 /// used here.
-pub(super) fn poll_first<T: Send + 'static>(
+pub(crate) fn poll_first<T: Send + 'static>(
     mut future: Pin<Box<dyn Future<Output = T> + Send>>,
 ) -> Option<Pin<Box<dyn Future<Output = T> + Send>>> {
     let mut cx = Context::from_waker(Waker::noop());
@@ -21,6 +21,19 @@ pub(super) fn poll_first<T: Send + 'static>(
         Ok(Poll::Ready(output)) => Some(Box::pin(ready(output))),
         Err(_) => None,
     }
+}
+
+/// Awaits `future`, and does not poll it in [`poll_first`]. Use it for a future that would only
+/// register the waker, such as a timer. The task registers its own waker immediately afterwards.
+pub(crate) async fn in_own_task<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        if cx.waker().will_wake(Waker::noop()) {
+            return Poll::Pending;
+        }
+        future.as_mut().poll(cx)
+    })
+    .await
 }
 
 #[cfg(test)]
@@ -37,6 +50,12 @@ mod tests {
         sender.send("sent").unwrap();
         assert_eq!(ended.await.unwrap(), Ok("sent"));
         assert_eq!(poll_first(Box::pin(ready("ready"))).unwrap().await, "ready");
+    }
+
+    #[tokio::test]
+    async fn a_future_for_its_own_task_is_not_polled_first_elsewhere() {
+        let waits = poll_first(Box::pin(in_own_task(ready("ready")))).unwrap();
+        assert_eq!(tokio::spawn(waits).await.unwrap(), "ready");
     }
 
     #[tokio::test]
