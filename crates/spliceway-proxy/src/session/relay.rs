@@ -18,7 +18,7 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 pub(super) use ends::{Begin, Ends, RemainingBody};
 use http::{Request, exchange};
-use plain::{Ended, bound, plain};
+use plain::{Ended, bound, plain, set_keepalive_now};
 
 /// What follows a relay.
 pub(super) enum Relayed {
@@ -32,6 +32,7 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
     let Ends {
         mut client,
         mut upstream,
+        keepalive,
         rates,
         begin,
     } = ends;
@@ -74,12 +75,23 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         Begin::Resume(state) => Some(state),
     };
     let ended = match (client, upstream) {
-        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
+        (Stream::Tcp(client), Stream::Tcp(upstream)) => {
+            plain((client, upstream), keepalive, options, state, record).await
+        }
+        (Stream::Tcp(client), Stream::Unix(upstream)) => {
+            plain((client, upstream), keepalive, options, state, record).await
+        }
+        (Stream::Unix(client), Stream::Tcp(upstream)) => {
+            plain((client, upstream), keepalive, options, state, record).await
+        }
+        (Stream::Unix(client), Stream::Unix(upstream)) => {
+            plain((client, upstream), keepalive, options, state, record).await
+        }
         // Boxed, so that sessions without TLS do not hold its memory.
-        (client, upstream) => Ended::Finished(Box::pin(bound(client, upstream, options, record)).await),
+        (client, upstream) => {
+            set_keepalive_now(&upstream, keepalive);
+            Ended::Finished(Box::pin(bound(client, upstream, options, record)).await)
+        }
     };
     match ended {
         Ended::Finished(outcome) => Relayed::Ended(outcome),

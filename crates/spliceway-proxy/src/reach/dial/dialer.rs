@@ -67,6 +67,8 @@ pub(crate) struct Dialed {
     pub(crate) address: Option<SocketAddr>,
     /// Whether nothing has read from the socket yet.
     pub(crate) is_new: bool,
+    /// The keepalive to set, if it was postponed.
+    pub(crate) keepalive: Option<Duration>,
     /// Recognizes the connection if a firewall rule sends it back to this process.
     pub(crate) own: Option<Box<OwnDial>>,
     /// The HTTP proxy at the other end, if it awaits the request in place of the target.
@@ -126,6 +128,7 @@ impl Dialer {
         let caller = Caller {
             ip: request.client,
             hops: request.hops,
+            postpones_keepalive: request.postpones_keepalive,
             ..self.caller(request.client.map(ClientKey::from))
         };
         self.policy.check_name(target)?;
@@ -215,6 +218,7 @@ impl Dialer {
             ip: None,
             hops: Hops::default(),
             deadline: Instant::now() + self.settings.timeout,
+            postpones_keepalive: false,
         }
     }
 
@@ -399,9 +403,19 @@ impl Dialer {
         } else {
             Hops::default()
         };
-        let connected = self.settings.sockets.connect_after(hops, address, caller.ip).await;
+        let sockets = &self.settings.sockets;
+        // The caller does not know whether it gets the target or a proxy.
+        let postpones = caller.postpones_keepalive && purpose != Purpose::Proxy;
+        let (now, later) = if postpones {
+            (None, sockets.keepalive)
+        } else {
+            (sockets.keepalive, None)
+        };
+        let connected = sockets.connect_after(hops, address, caller.ip, now).await;
         let (stream, own) = connected.map_err(|error| DialError::Unreachable(Target::Ip(address), error))?;
-        Ok(Dialed::new(stream.into(), Some(address), own))
+        let mut dialed = Dialed::new(stream.into(), Some(address), own);
+        dialed.keepalive = later;
+        Ok(dialed)
     }
 
     /// Looks up the addresses of a name. Returns the whole name that has them, too.
@@ -429,6 +443,7 @@ impl Dialed {
             early: Vec::new(),
             address,
             is_new: true,
+            keepalive: None,
             own,
             proxy: None,
             tls: None,

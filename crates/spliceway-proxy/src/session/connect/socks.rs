@@ -56,6 +56,7 @@ impl Connecting {
                     early: Vec::new(),
                     address: Some(peer),
                     is_new: true,
+                    keepalive: None,
                     own: None,
                     proxy: None,
                     tls: None,

@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use socket2::SockRef;
 use spliceway::{Peer, Relay, RelayOptions, RelayState, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
@@ -13,6 +15,7 @@ use tokio::sync::oneshot;
 use super::ends::new_relay;
 use super::spin::Spin;
 use crate::kit::outcome::Outcome;
+use crate::net::outgoing::set_keepalive;
 use crate::net::stream::Stream;
 use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
 use crate::session::handover::Offer;
@@ -61,11 +64,20 @@ pub(super) async fn pass_reset(failed: Stream, other: Stream) {
     }
 }
 
+/// Sets the keepalive on the socket of a target, if it was postponed.
+pub(super) fn set_keepalive_now(upstream: &impl AsFd, keepalive: Option<Duration>) {
+    if let Some(silence) = keepalive {
+        // An open TCP socket causes no errors.
+        let _ = set_keepalive(SockRef::from(upstream), silence);
+    }
+}
+
 /// Relays, and stays awake after messages if the settings say so. If another process asks for the
-/// session, the relay is suspended.
+/// session, the relay is suspended. The keepalive is set on the socket of the target when the
+/// session has lasted, or moves to another process.
 pub(super) async fn plain<A, B>(
-    client: A,
-    upstream: B,
+    (client, upstream): (A, B),
+    mut keepalive: Option<Duration>,
     options: RelayOptions,
     state: Option<Box<RelayState>>,
     record: &mut Record,
@@ -83,6 +95,9 @@ where
             relay
         }
     };
+    if keepalive.is_some() {
+        guard.tell_when_lasting();
+    }
     let mut spin = Spin::new(guard.service().settings.spin, relay.stats());
     let (session, mut is_allowed) = (guard.session(), false);
     let mut counter = ByteCounter::new(session, ByteSource::Relay(relay.stats()));
@@ -102,6 +117,9 @@ where
             is_allowed = true;
             session.allow_handover(cx.waker());
         }
+        if keepalive.is_some() && session.has_lasted() {
+            set_keepalive_now(relay.streams().1, keepalive.take());
+        }
         if let Some(to) = session.take_handover_request() {
             if relay.can_suspend() {
                 return Poll::Ready(Err(to));
@@ -118,6 +136,7 @@ where
         }
         Err(to) => to,
     };
+    set_keepalive_now(relay.streams().1, keepalive);
     match relay.suspend() {
         Ok(suspended) => Ended::Suspended(suspended.a.into(), suspended.b.into(), Box::new(suspended.state), to),
         Err(error) => Ended::Lost(error),
