@@ -11,7 +11,7 @@ use spliceway_core::{Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splic
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
-use crate::options::{Begin, RelayOptions};
+use crate::options::{Begin, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
@@ -56,7 +56,7 @@ impl SplicePath {
         prefix: Bytes,
         limit: u64,
         begin: Begin,
-        options: &RelayOptions,
+        options: &Options,
     ) -> Self {
         let (pool, size) = (options.the_pool(), options.pipe_size);
         let mut splicer = Splicer::between(source.kind(), sink.kind(), options.engine, size, pool);

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use crate::place::Place;
 use crate::probe::{Latencies, repeat};
-use crate::program::{Program, Usage, unused_address};
+use crate::program::{Program, Usage, unused_addresses};
 use crate::servers::Servers;
 use crate::table::millis;
 
@@ -190,10 +190,7 @@ pub(crate) async fn run(
 impl Stage {
     async fn start(path: Option<&str>, place: &Place) -> io::Result<Self> {
         let (servers, socket) = (Servers::start().await?, place.folder.join("admin"));
-        let mut steady = Vec::new();
-        for _ in 0..STEADY {
-            steady.push(unused_address().await?);
-        }
+        let steady = unused_addresses::<STEADY>().await?.to_vec();
         let mut config = format!(
             "[admin]\nsocket = \"unix:{}\"\n[limits]\nnofile = {DESCRIPTORS}\n",
             socket.display()

@@ -83,11 +83,7 @@ impl Program {
         write_users(&path, &users)?;
         // The program's log cannot supply these addresses, because some attacks break it from the
         // start.
-        let [address, metrics, tls] = [
-            unused_address().await?,
-            unused_address().await?,
-            unused_address().await?,
-        ];
+        let [address, metrics, tls] = unused_addresses().await?;
         let log = attack.log;
         let (stderr, unread) = log.open(place)?;
         let mut command = Command::new(&path);
@@ -126,7 +122,7 @@ impl Program {
         };
         let addresses = [address, metrics, tls];
         for address in &addresses[..if attack.is_tls() { 3 } else { 2 }] {
-            listens(*address).await?;
+            program.listens(*address).await?;
         }
         Ok(program)
     }
@@ -158,9 +154,24 @@ impl Program {
             _unread: None,
         };
         for address in addresses {
-            listens(*address).await?;
+            program.listens(*address).await?;
         }
         Ok(program)
+    }
+
+    async fn listens(&self, address: SocketAddr) -> io::Result<()> {
+        let started = Instant::now();
+        while TcpStream::connect(address).await.is_err() {
+            if let Some(status) = self.process.lock().expect("nobody panics").try_wait()? {
+                return Err(io::Error::other(format!("the program ended at its start: {status}")));
+            }
+            if started.elapsed() > PATIENCE {
+                return Err(io::Error::other(format!("the program does not listen on {address}")));
+            }
+            // Sleeps because a program that cannot write its log cannot announce that it listens.
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
     }
 
     pub(crate) fn usage(&self) -> io::Result<Usage> {
@@ -257,18 +268,6 @@ fn write_users(program: &std::path::Path, path: &std::path::Path) -> io::Result<
     fs::write(path, lines)
 }
 
-async fn listens(address: SocketAddr) -> io::Result<()> {
-    let started = Instant::now();
-    while TcpStream::connect(address).await.is_err() {
-        if started.elapsed() > PATIENCE {
-            return Err(io::Error::other(format!("the program does not listen on {address}")));
-        }
-        // Sleeps because a program that cannot write its log cannot announce that it listens.
-        sleep(Duration::from_millis(10)).await;
-    }
-    Ok(())
-}
-
 /// Returns a configuration with the service for the probes, and one that terminates TLS. 10,000
 /// attackers with four addresses would take every session, so a client address has a limit.
 fn with_tls(
@@ -293,6 +292,18 @@ fn with_tls(
     ))
 }
 
-pub(crate) async fn unused_address() -> io::Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0").await?.local_addr()
+/// Returns different addresses on which nothing listens.
+///
+/// Connections that the attackers and the program open have the source address 127.0.0.1, so none
+/// of them takes such a port before the program binds it.
+pub(crate) async fn unused_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
+    let mut listeners = Vec::with_capacity(N);
+    for _ in 0..N {
+        listeners.push(TcpListener::bind("127.0.0.2:0").await?);
+    }
+    let mut addresses = [SocketAddr::from(([0; 4], 0)); N];
+    for (address, listener) in addresses.iter_mut().zip(&listeners) {
+        *address = listener.local_addr()?;
+    }
+    Ok(addresses)
 }

@@ -280,7 +280,7 @@ impl Connecting {
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
-            keepalive: dialed.keepalive,
+            owes_keepalive: dialed.owes_keepalive,
             begin: Begin::New {
                 up,
                 rest,

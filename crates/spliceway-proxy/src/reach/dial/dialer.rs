@@ -67,8 +67,8 @@ pub(crate) struct Dialed {
     pub(crate) address: Option<SocketAddr>,
     /// Whether nothing has read from the socket yet.
     pub(crate) is_new: bool,
-    /// The keepalive to set, if it was postponed.
-    pub(crate) keepalive: Option<Duration>,
+    /// Whether the keepalive of the socket was postponed.
+    pub(crate) owes_keepalive: bool,
     /// Recognizes the connection if a firewall rule sends it back to this process.
     pub(crate) own: Option<Box<OwnDial>>,
     /// The HTTP proxy at the other end, if it awaits the request in place of the target.
@@ -406,15 +406,11 @@ impl Dialer {
         let sockets = &self.settings.sockets;
         // The caller does not know whether it gets the target or a proxy.
         let postpones = caller.postpones_keepalive && purpose != Purpose::Proxy;
-        let (now, later) = if postpones {
-            (None, sockets.keepalive)
-        } else {
-            (sockets.keepalive, None)
-        };
-        let connected = sockets.connect_after(hops, address, caller.ip, now).await;
+        let keepalive = sockets.keepalive.filter(|_| !postpones);
+        let connected = sockets.connect_after(hops, address, caller.ip, keepalive).await;
         let (stream, own) = connected.map_err(|error| DialError::Unreachable(Target::Ip(address), error))?;
         let mut dialed = Dialed::new(stream.into(), Some(address), own);
-        dialed.keepalive = later;
+        dialed.owes_keepalive = postpones;
         Ok(dialed)
     }
 
@@ -443,7 +439,7 @@ impl Dialed {
             early: Vec::new(),
             address,
             is_new: true,
-            keepalive: None,
+            owes_keepalive: false,
             own,
             proxy: None,
             tls: None,

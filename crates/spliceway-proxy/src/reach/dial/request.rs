@@ -23,7 +23,7 @@ pub(crate) struct DialRequest<'a> {
     pub(crate) hops: Hops,
     /// The TLS to speak to the target. `None` means none.
     pub(crate) tls: Option<TlsRequest<'a>>,
-    /// Whether the caller sets [`Dialed::keepalive`](super::Dialed) when the session has lasted. A
+    /// Whether the caller sets the keepalive of the socket when the session has lasted. A
     /// short session saves three system calls.
     pub(crate) postpones_keepalive: bool,
 }

@@ -202,8 +202,8 @@ impl Acceptor {
                 port_index,
                 permit,
             };
-            if let Some((setup, session)) = session::begin(arrival, service) {
-                let task = tokio::spawn(session::run(setup, self.alive.clone()));
+            if let Some((step, session)) = session::begin(arrival, service) {
+                let task = tokio::spawn(session::run(step, self.alive.clone()));
                 session.set_task(task.abort_handle());
             }
         };

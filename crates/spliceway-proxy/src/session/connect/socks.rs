@@ -56,7 +56,7 @@ impl Connecting {
                     early: Vec::new(),
                     address: Some(peer),
                     is_new: true,
-                    keepalive: None,
+                    owes_keepalive: false,
                     own: None,
                     proxy: None,
                     tls: None,

@@ -1,7 +1,5 @@
 //! How a relay begins: its ends, and the bytes that each end has sent before.
 
-use std::time::Duration;
-
 use spliceway::{Relay, RelayOptions, RelayState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -15,8 +13,8 @@ use spliceway_protocol::http::{Chunks, Malformed};
 pub(in crate::session) struct Ends {
     pub(in crate::session) client: Stream,
     pub(in crate::session) upstream: Stream,
-    /// The keepalive to set on the target's socket when the session has lasted.
-    pub(in crate::session) keepalive: Option<Duration>,
+    /// Whether the keepalive of the target's socket is not set yet.
+    pub(in crate::session) owes_keepalive: bool,
     pub(in crate::session) rates: SessionRates,
     pub(in crate::session) begin: Begin,
 }
@@ -63,7 +61,7 @@ impl From<Suspended> for Ends {
         Self {
             client: suspended.client,
             upstream: suspended.upstream,
-            keepalive: None,
+            owes_keepalive: false,
             rates: suspended.rates,
             begin: Begin::Resume(Box::new(suspended.state)),
         }
