@@ -24,10 +24,19 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
     let Ends {
         mut client,
         mut upstream,
+        owes_keepalive,
         rates,
         begin,
     } = ends;
-    let mut options = record.guard.service().relays.clone();
+    let service = record.guard.service();
+    let mut options = match begin {
+        Begin::New {
+            rest: None,
+            new_sockets: [is_client_new, true],
+            ..
+        } => service.relays_of_new_sockets[usize::from(is_client_new)].clone(),
+        _ => service.relays.clone(),
+    };
     if let Some(limit) = &rates.incoming {
         options = options.a_to_b_rate_limit(limit);
     }
@@ -44,6 +53,7 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
             up,
             rest: Some(rest),
             down,
+            ..
         } => {
             let request = Request { up, rest, down };
             return Step::new(async move {
@@ -53,7 +63,9 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
                 None
             });
         }
-        Begin::New { up, rest: None, down } => {
+        Begin::New {
+            up, rest: None, down, ..
+        } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
             None
         }
@@ -63,6 +75,7 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
         options,
         state,
         rates,
+        owes_keepalive,
         offer,
     };
     match (client, upstream) {

@@ -100,12 +100,13 @@ async fn set_up(accepted: Accepted, port_index: u16, guard: &mut Guard) -> Resul
 
 async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connected, Outcome> {
     let mut dialed = match connecting.command() {
-        Command::Associate => return connecting.associate(guard).await.map(Connected::Association),
+        // Boxed, so that other dials do not hold the memory of an association, nor move it.
+        Command::Associate => return Box::pin(connecting.associate(guard)).await.map(Connected::Association),
         command => {
             let service = Arc::clone(guard.service());
             let _counted = connecting.count_dial(&service).await?;
             let dialed = match (command, &service.balancer) {
-                (Command::Bind, _) => connecting.bind(guard).await?,
+                (Command::Bind, _) => Box::pin(connecting.bind(guard)).await?,
                 (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
                 (_, None) => connecting.dial(guard).await?,
             };
@@ -114,7 +115,7 @@ async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connec
         }
     };
     if connecting.is_whole() {
-        connecting.exchange(&mut dialed, guard).await?;
+        Box::pin(connecting.exchange(&mut dialed, guard)).await?;
     }
     connecting.into_ends(dialed, guard).await.map(Connected::Relay)
 }
