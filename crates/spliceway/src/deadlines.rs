@@ -94,7 +94,10 @@ impl Deadlines {
             self.half_closed = true;
             // If the idle timeout is shorter, its timer continues.
             if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
-                self.timer = Some(IdleTimer::new(timeout, moved, Duration::ZERO));
+                match &mut self.timer {
+                    Some(timer) => timer.restart(timeout, moved),
+                    None => self.timer = Some(IdleTimer::new(timeout, moved, Duration::ZERO)),
+                }
             }
         }
         let Some(timer) = &mut self.timer else {
@@ -152,6 +155,14 @@ impl IdleTimer {
             moved,
             idle_checks,
         }
+    }
+
+    /// Starts another timeout in place of this one, as [`Self::new`] does.
+    fn restart(&mut self, timeout: Duration, moved: u64) {
+        self.next_check.as_mut().reset(Instant::now() + timeout / CHECKS);
+        (self.timeout, self.moved, self.idle_checks) = (timeout, moved, 0);
+        // The old timer may have fired, and then wakes no task any more.
+        self.registered = None;
     }
 
     fn idle(&self, moved: u64, held_back: bool) -> Duration {

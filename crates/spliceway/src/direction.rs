@@ -53,7 +53,7 @@ impl Direction {
                 if engine == Engine::Copy {
                     counts.set_fallback(Reason::Disabled);
                 }
-                Path::Splice(SplicePath::new(source, sink, prefix, limit, options))
+                Path::Splice(SplicePath::new(source, sink, prefix, limit, own.begin, options))
             }
             (None, engine) => {
                 counts.set_fallback(Reason::NotSockets);
@@ -61,7 +61,7 @@ impl Direction {
                     Engine::Splice => Path::Refused,
                     _ => {
                         let mut path = CopyLoop::new(prefix, limit);
-                        if own.begin != Begin::New {
+                        if matches!(own.begin, Begin::Resumed | Begin::ResumedToFinish) {
                             path.resume();
                         }
                         Path::Copy(path)

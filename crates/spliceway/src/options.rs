@@ -70,11 +70,13 @@ pub(crate) struct DirectionOptions {
     pub(crate) begin: Begin,
 }
 
-/// How a direction begins. The relay sets this, not the caller.
+/// How a direction begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Begin {
     #[default]
     New,
+    /// The source is a new socket: see [`RelayOptions::new_socket`].
+    NewSocket,
     /// Another relay has moved bytes, and may not have flushed its writes.
     Resumed,
     /// As above, and the other direction has ended this one.
@@ -304,6 +306,21 @@ impl RelayOptions {
     /// Sets bytes that `a` receives first: see [`a_to_b_prefix`](RelayOptions::a_to_b_prefix).
     pub fn b_to_a_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
         self.b_to_a_prefix = bytes.into();
+        self
+    }
+
+    /// Sets that the stream of this peer is a new TCP socket: the caller has just accepted it, or
+    /// has connected it, has not read from it, and has not set `TCP_ULP`, for example for TLS in
+    /// the kernel. Default: no stream is known to be new.
+    ///
+    /// This saves two system calls. The relay does not ask the kernel for the protocol of the
+    /// socket, and waits for the first bytes instead of trying to read them. If the stream is not
+    /// new after all, the relay may wait for ever for bytes that have arrived.
+    pub fn new_socket(mut self, peer: Peer) -> Self {
+        match peer {
+            Peer::A => self.change().a_to_b.begin = Begin::NewSocket,
+            Peer::B => self.change().b_to_a.begin = Begin::NewSocket,
+        }
         self
     }
 

@@ -23,6 +23,7 @@ use super::relay::{Begin, Ends, Exchange};
 use super::service::Service;
 use crate::access::admission::Dial;
 use crate::kit::client_key::ClientKey;
+use crate::kit::first_poll::in_own_task;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
@@ -39,6 +40,8 @@ use spliceway_protocol::{Command, Failure, proxy};
 /// A client whose request is known, until it has what it asked for.
 pub(super) struct Connecting {
     pub(super) client: Client,
+    /// Whether only the relay reads from the socket of the client.
+    pub(super) is_client_new: bool,
     pub(super) addresses: Addresses,
     pub(super) request: ClientRequest,
     /// The position of the listener's port in the port range.
@@ -75,7 +78,7 @@ impl Connecting {
         let dialed = tokio::select! {
             biased;
             dialed = dialer.dial_for(&self.request.request.target, request) => dialed,
-            left = departed(&self.client, self.finish()) => return Err(left),
+            left = in_own_task(departed(&self.client, self.finish())) => return Err(left),
         };
         let mut dialed = match dialed {
             Ok(dialed) => dialed,
@@ -197,7 +200,7 @@ impl Connecting {
                     let is_sent = send_and_stay(&mut self.client, &http::kept(&answer, is_head), limit).await;
                     self.unread = is_sent.then_some(unread);
                 }
-                None => lingering_close(&mut self.client, &answer).await,
+                None => Box::pin(lingering_close(&mut self.client, &answer)).await,
             }
         } else if self.is_transparent()
             && let Stream::Tcp(client) = self.client.get_ref()
@@ -238,6 +241,7 @@ impl Connecting {
             self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
         }
         let first_bytes = self.first_bytes();
+        dialed.is_new = false;
         let patience = Patience {
             idle: self.service.settings.timeouts.idle,
             half_closed: self.service.settings.timeouts.half_close,
@@ -295,6 +299,7 @@ impl Connecting {
     pub(super) fn into_ended(self, outcome: Outcome) -> Ended {
         let admitted = Admitted {
             client: self.client,
+            is_client_new: false,
             addresses: self.addresses,
             hops: self.hops,
             kept: self.kept,
@@ -324,6 +329,7 @@ impl Connecting {
             own: None,
             proxy: kept.proxy,
             tls: None,
+            is_new: false,
         })
     }
 
@@ -345,7 +351,11 @@ impl Connecting {
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
-            begin: Begin::New { up, down },
+            begin: Begin::New {
+                up,
+                down,
+                new_sockets: [self.is_client_new, dialed.is_new],
+            },
         }
     }
 
@@ -362,7 +372,7 @@ impl Connecting {
         let mut up = self.first_bytes();
         let mut rest = Remaining::from(body);
         let Ok(here) = rest.take(self.client.buffer()) else {
-            lingering_close(&mut self.client, &http::no_chunks()).await;
+            Box::pin(lingering_close(&mut self.client, &http::no_chunks())).await;
             return Err(Outcome::from(SessionEnd::Denied(Refusal::NotChunked)).into());
         };
         up.extend_from_slice(&self.client.buffer()[..here]);
@@ -388,6 +398,7 @@ impl Connecting {
         };
         let admitted = Admitted {
             client: self.client,
+            is_client_new: false,
             addresses: self.addresses,
             hops: self.hops,
             kept: self.kept,

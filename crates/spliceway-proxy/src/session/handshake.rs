@@ -1,6 +1,7 @@
 //! The handshake: reads a client's messages, decides whether the client may make its request, and
 //! answers.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub(super) struct ClientRequest {
     pub(super) exchange: Option<http::Exchange>,
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
-    pub(super) via: String,
+    pub(super) via: Cow<'static, str>,
     /// The name that the certificate of the target must have. `None` means that it does not speak
     /// TLS.
     pub(super) tls: Option<PeerName>,
@@ -178,7 +179,7 @@ async fn receive_socks5(
         head: Vec::new(),
         body: None,
         exchange: None,
-        via: http::first_via(),
+        via: http::first_via().into(),
         tls: None,
         tls_start: None,
     })
@@ -196,7 +197,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         head: Vec::new(),
         body: None,
         exchange: None,
-        via: http::first_via(),
+        via: http::first_via().into(),
         tls: None,
         tls_start: None,
     })
@@ -243,7 +244,7 @@ async fn receive_http(
         head,
         body,
         exchange: Some(parser.exchange()),
-        via: parser.into_via(),
+        via: parser.into_via().into(),
         tls: None,
         tls_start: None,
     })
@@ -396,7 +397,7 @@ impl ClientRequest {
             head: Vec::new(),
             body: None,
             exchange: None,
-            via: http::first_via(),
+            via: http::first_via().into(),
         }
     }
 

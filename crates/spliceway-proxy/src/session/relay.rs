@@ -27,10 +27,18 @@ pub(super) fn relay(ends: Ends, record: Record) -> Step {
         rates,
         begin,
     } = ends;
-    let mut options = options(record.guard.service(), &rates, &client, &upstream);
+    let service = record.guard.service();
+    let relays = match begin {
+        Begin::New {
+            new_sockets: [is_client_new, true],
+            ..
+        } => &service.relays_of_new_sockets[usize::from(is_client_new)],
+        _ => &service.relays,
+    };
+    let mut options = options(relays, &rates, &client, &upstream);
     pass_truncations(&mut client, &mut upstream);
     let state = match begin {
-        Begin::New { up, down } => {
+        Begin::New { up, down, .. } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
             None
         }

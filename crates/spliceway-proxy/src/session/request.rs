@@ -39,7 +39,8 @@ impl Admitted {
             kind => {
                 // A further request is one of HTTP, like those before.
                 let kind = self.kept.as_ref().map_or(kind, |_| &Kind::Http);
-                match self.receive(kind, guard).await {
+                // Boxed, so that the sessions of a forwarder do not hold the memory of a handshake.
+                match Box::pin(self.receive(kind, guard)).await {
                     Ok(request) => request,
                     Err((outcome, unread)) => {
                         let kept = unread.map(|unread| self.keep(unread));
@@ -58,6 +59,7 @@ impl Admitted {
         }
         let Self {
             client,
+            is_client_new,
             addresses,
             hops,
             kept,
@@ -73,6 +75,7 @@ impl Admitted {
         }
         let mut connecting = Connecting {
             client,
+            is_client_new,
             addresses,
             request,
             port_index,

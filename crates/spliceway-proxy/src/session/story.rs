@@ -143,7 +143,8 @@ async fn set_up_request(admitted: Admitted, port_index: u16, guard: &mut Guard) 
 
 async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connected, Ended> {
     if connecting.command() == Command::Associate {
-        return Ok(Connected::Association(connecting.associate(guard).await?));
+        // Boxed, so that other dials do not hold the memory of an association, nor move it.
+        return Ok(Connected::Association(Box::pin(connecting.associate(guard)).await?));
     }
     match reach(&mut connecting, guard).await {
         Ok(dialed) if connecting.has_end() => connecting.into_exchange(dialed, guard).await.map(Connected::Request),
@@ -156,13 +157,13 @@ async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connec
 async fn reach(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, Outcome> {
     if let Some(mut dialed) = connecting.reuse(guard) {
         let is_whole = connecting.is_whole();
-        if !is_whole || connecting.exchange(&mut dialed, true, guard).await?.is_some() {
+        if !is_whole || Box::pin(connecting.exchange(&mut dialed, true, guard)).await?.is_some() {
             return Ok(dialed);
         }
     }
     let mut dialed = dial(connecting, guard).await?;
     if connecting.is_whole() {
-        connecting.exchange(&mut dialed, false, guard).await?;
+        Box::pin(connecting.exchange(&mut dialed, false, guard)).await?;
     }
     Ok(dialed)
 }
@@ -171,7 +172,7 @@ async fn dial(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, 
     let service = Arc::clone(guard.service());
     let _counted = connecting.count_dial(&service).await?;
     let dialed = match (connecting.command(), &service.balancer) {
-        (Command::Bind, _) => connecting.bind(guard).await?,
+        (Command::Bind, _) => Box::pin(connecting.bind(guard)).await?,
         (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
         (_, None) => connecting.dial(guard).await?,
     };

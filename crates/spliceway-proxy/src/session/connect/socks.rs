@@ -55,6 +55,7 @@ impl Connecting {
                     stream: stream.into(),
                     early: Vec::new(),
                     address: Some(peer),
+                    is_new: true,
                     own: None,
                     proxy: None,
                     tls: None,

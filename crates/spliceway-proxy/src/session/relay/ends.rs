@@ -7,7 +7,6 @@ use crate::access::rates::SessionRates;
 use crate::net::stream::Stream;
 use crate::session::guard::Guard;
 use crate::session::handover::Suspended;
-use crate::session::service::Service;
 
 /// Both ends of a relay, and how the relay begins.
 pub(in crate::session) struct Ends {
@@ -19,7 +18,12 @@ pub(in crate::session) struct Ends {
 
 pub(in crate::session) enum Begin {
     /// With the bytes that each end has sent after its handshake.
-    New { up: Vec<u8>, down: Vec<u8> },
+    New {
+        up: Vec<u8>,
+        down: Vec<u8>,
+        /// Whether nothing has read from the client's socket, and from the target's.
+        new_sockets: [bool; 2],
+    },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),
 }
@@ -47,8 +51,8 @@ where
 }
 
 /// Returns the options of a relay between these ends.
-pub(super) fn options(service: &Service, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
-    let mut options = service.relays.clone();
+pub(super) fn options(relays: &RelayOptions, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
+    let mut options = relays.clone();
     if let Some(limit) = &rates.incoming {
         options = options.a_to_b_rate_limit(limit);
     }
