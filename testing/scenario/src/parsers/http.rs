@@ -162,7 +162,7 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     if !upgrades {
         let own = asked.values("proxy-connection").join(&b","[..]).to_ascii_lowercase();
         let own = own.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-        let says: Vec<&[u8]> = options.iter().map(|option| option.as_bytes()).chain(own).collect();
+        let says: Vec<&[u8]> = options.iter().map(String::as_bytes).chain(own).collect();
         let persists = asked.minor == 1 || says.contains(&&b"keep-alive"[..]);
         let persists = persists && is_clear && !says.contains(&&b"close"[..]);
         let expected: &[u8] = if persists { b"keep-alive" } else { b"close" };
