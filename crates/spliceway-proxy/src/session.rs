@@ -3,13 +3,16 @@
 mod admit;
 mod bind;
 mod byte_counter;
+mod client;
 mod connect;
 mod destinations;
 mod facts;
 mod guard;
 mod handover;
 mod handshake;
+mod kept;
 mod linger;
+mod next_request;
 mod process;
 mod record;
 mod refusals;

@@ -6,13 +6,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
+use super::client::Client;
 use crate::access::auth::{Busy, Penalties, Standing, Users};
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
-use crate::net::stream::Stream;
 use crate::reach::dial::Destination;
 use crate::reach::sni::Routes;
 use crate::settings::Kind;
@@ -23,9 +23,6 @@ use spliceway_protocol::{
 
 /// The time after which a client should try again if too many other clients were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
-
-/// A client's connection, with a buffer for the bytes that the client has already sent.
-pub(super) type Client = BufReader<Stream>;
 
 /// A request that the client is allowed to make.
 pub(super) struct ClientRequest {
@@ -40,6 +37,8 @@ pub(super) struct ClientRequest {
     /// The part of the client's further bytes that is also for the target. `None` means all of
     /// them.
     pub(super) body: Option<http::Body>,
+    /// What an HTTP request means for the connections that it uses.
+    pub(super) exchange: Option<http::Exchange>,
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
     pub(super) via: Cow<'static, str>,
@@ -92,6 +91,8 @@ pub(super) enum NoRequest {
         answer: Vec<u8>,
         /// What the client should have done, if the reason does not say it.
         cause: Option<&'static str>,
+        /// The HTTP request, if the client may send another one on its connection.
+        exchange: Option<http::Exchange>,
     },
     /// The client ended its stream before its request was complete.
     Gone,
@@ -177,6 +178,7 @@ async fn receive_socks5(
         user,
         head: Vec::new(),
         body: None,
+        exchange: None,
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
@@ -194,6 +196,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         user: None,
         head: Vec::new(),
         body: None,
+        exchange: None,
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
@@ -211,11 +214,15 @@ async fn receive_http(
         http::RequestHead::Password(unproven) => {
             let Some(credentials) = &unproven.credentials else {
                 let challenge = http::response(http::Status::AuthenticationRequired);
-                return Err(refused(Refusal::NoPassword, challenge));
+                return Err(refused(Refusal::NoPassword, challenge).of_exchange(parser.exchange()));
             };
             claims.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(credentials).await;
-            let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
+            let refused = |why: Unproven| match why {
+                Unproven::Wrong => refused(why.reason(), why.http()).of_exchange(parser.exchange()),
+                Unproven::Held(_) | Unproven::Busy => refused(why.reason(), why.http()),
+            };
+            let proof = proof.map_err(refused)?;
             let user = credentials.name.clone();
             (unproven.accept(proof), Some(user))
         }
@@ -223,7 +230,9 @@ async fn receive_http(
     let (target, head, body) = match request {
         http::HttpRequest::Connect(target) => (target, Vec::new(), None),
         http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
-        http::HttpRequest::Answered(answer) => return Err(refused(Refusal::LastRecipient, answer)),
+        http::HttpRequest::Answered(answer) => {
+            return Err(refused(Refusal::LastRecipient, answer).of_exchange(parser.exchange()));
+        }
     };
     Ok(ClientRequest {
         request: Request {
@@ -234,6 +243,7 @@ async fn receive_http(
         user,
         head,
         body,
+        exchange: Some(parser.exchange()),
         via: parser.into_via().into(),
         tls: None,
         tls_start: None,
@@ -386,6 +396,7 @@ impl ClientRequest {
             user: None,
             head: Vec::new(),
             body: None,
+            exchange: None,
             via: http::first_via().into(),
         }
     }
@@ -421,8 +432,12 @@ impl ClientRequest {
 }
 
 fn refused(reason: Refusal, answer: Vec<u8>) -> NoRequest {
-    let cause = None;
-    NoRequest::Refused { reason, answer, cause }
+    NoRequest::Refused {
+        reason,
+        answer,
+        cause: None,
+        exchange: None,
+    }
 }
 
 impl NoRequest {
@@ -435,6 +450,14 @@ impl NoRequest {
             Self::Gone => SessionEnd::ClientEof.into(),
             Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }
+    }
+
+    /// Lets the client send another request on its connection, if it wants to.
+    fn of_exchange(mut self, request: http::Exchange) -> Self {
+        if let Self::Refused { exchange, .. } = &mut self {
+            *exchange = Some(request);
+        }
+        self
     }
 
     /// Adds why a method to log in is refused by a service with this demand.
