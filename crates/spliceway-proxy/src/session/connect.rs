@@ -326,10 +326,10 @@ impl Connecting {
             stream: kept.stream,
             early: Vec::new(),
             address: kept.address,
+            is_new: false,
             own: None,
             proxy: kept.proxy,
             tls: None,
-            is_new: false,
         })
     }
 

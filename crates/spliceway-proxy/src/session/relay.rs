@@ -35,7 +35,7 @@ pub(super) fn relay(ends: Ends, record: Record) -> Step {
         } => &service.relays_of_new_sockets[usize::from(is_client_new)],
         _ => &service.relays,
     };
-    let mut options = options(relays, &rates, &client, &upstream);
+    let mut options = options(relays.clone(), &rates, &client, &upstream);
     pass_truncations(&mut client, &mut upstream);
     let state = match begin {
         Begin::New { up, down, .. } => {

@@ -147,7 +147,9 @@ async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connec
         return Ok(Connected::Association(Box::pin(connecting.associate(guard)).await?));
     }
     match reach(&mut connecting, guard).await {
-        Ok(dialed) if connecting.has_end() => connecting.into_exchange(dialed, guard).await.map(Connected::Request),
+        Ok(dialed) if connecting.has_end() => Box::pin(connecting.into_exchange(dialed, guard))
+            .await
+            .map(Connected::Request),
         Ok(dialed) => Ok(Connected::Relay(connecting.into_ends(dialed, guard))),
         Err(outcome) => Err(connecting.into_ended(outcome)),
     }

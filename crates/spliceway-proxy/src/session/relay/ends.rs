@@ -50,9 +50,13 @@ where
     relay
 }
 
-/// Returns the options of a relay between these ends.
-pub(super) fn options(relays: &RelayOptions, rates: &SessionRates, client: &Stream, upstream: &Stream) -> RelayOptions {
-    let mut options = relays.clone();
+/// Adds to these options what applies to a relay between these ends.
+pub(super) fn options(
+    mut options: RelayOptions,
+    rates: &SessionRates,
+    client: &Stream,
+    upstream: &Stream,
+) -> RelayOptions {
     if let Some(limit) = &rates.incoming {
         options = options.a_to_b_rate_limit(limit);
     }

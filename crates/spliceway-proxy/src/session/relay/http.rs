@@ -52,7 +52,7 @@ impl Exchange {
     /// read the answer.
     pub(in crate::session) async fn run(mut self, record: &mut Record) -> Ended {
         let options = options(
-            &record.guard.service().relays,
+            record.guard.service().relays.clone(),
             &self.rates,
             self.admitted.client.get_ref(),
             &self.target.stream,
