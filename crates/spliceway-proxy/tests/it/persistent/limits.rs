@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use super::{DONE, assert_done, get, kept, serve};
 use crate::admin::Socket;
 use crate::clients::{read_head, read_message};
+use crate::handover::upgrade;
 use crate::harness::{Program, TextFile, accept, is_closed, listen, read_all, was_reached};
 
 #[test]
@@ -29,6 +30,28 @@ fn a_drain_ends_idle_connections_and_lets_answers_finish() {
     assert_eq!(program.exit().code(), Some(0));
     assert_eq!(program.lines_with("end=answered"), 3);
     assert_eq!(program.lines_with("end="), 3, "an idle connection is no session");
+}
+
+#[test]
+fn an_upgrade_ends_idle_connections_and_lets_answers_finish() {
+    let mut program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let (idle, _) = kept(&program, &listener);
+    let (mut busy, mut busy_target) = kept(&program, &listener);
+    busy.write_all(get(address, "/late").as_bytes()).unwrap();
+    read_head(&mut busy_target);
+    let _next = upgrade(&mut program, None);
+    assert_eq!(read_all(&idle), b"");
+    busy_target.write_all(DONE.as_bytes()).unwrap();
+    let answer = read_message(&mut busy);
+    assert!(
+        answer.contains("\r\nConnection: close\r\n") && answer.ends_with("done"),
+        "{answer}"
+    );
+    drop((idle, busy));
+    assert!(program.exit().success(), "the old process");
+    // The new process serves the client's next connection.
+    kept(&program, &listener);
 }
 
 #[test]
