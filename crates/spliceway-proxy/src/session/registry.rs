@@ -1,7 +1,6 @@
 //! The registry of open sessions of all services.
 
 mod expiry;
-mod lasting;
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -13,11 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use slab::Slab;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::facts::{Facts, Session};
 use crate::kit::heap::Heap;
-use lasting::{AGE, Young};
 
 /// The slots that one slice looks at. A slice holds the lock for about 20 µs.
 const SLICE: usize = 256;
@@ -31,7 +29,6 @@ pub(crate) struct Sessions {
     heap: Heap,
     /// A session with a limit was added.
     limited: Notify,
-    young: Young,
 }
 
 impl Sessions {
@@ -51,30 +48,6 @@ impl Sessions {
         self.heap.grows_to(open.len());
         drop(open);
         (session, key)
-    }
-
-    /// Lets an open session with this key know when it has lasted.
-    pub(super) fn tell_when_lasting(&self, key: usize, session: &Session) {
-        self.young.add(key, session.id, session.started);
-    }
-
-    /// Tells sessions that they have lasted, and never returns. It sleeps while no session wants to
-    /// know.
-    pub(crate) async fn tell_lasting(self: Arc<Self>) {
-        loop {
-            self.young.added().await;
-            while !self.young.is_empty() {
-                sleep(AGE).await;
-                let now = Instant::now();
-                while let Some((key, id)) = self.young.next(now) {
-                    // Another session may have the key of one that has ended.
-                    let session = self.open.lock().get(key).filter(|session| session.id == id).cloned();
-                    if let Some(session) = session {
-                        session.set_lasted();
-                    }
-                }
-            }
-        }
     }
 
     /// Returns the number of open sessions.
@@ -206,7 +179,6 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn all(sessions: &Sessions) -> Vec<u64> {
         sessions.slices(0).flatten().map(|(_, session)| session.id).collect()
@@ -224,28 +196,5 @@ mod tests {
         assert_eq!(all(&sessions).len(), 2 * SLICE);
         assert!(sessions.find(1).await.is_none());
         assert_eq!(sessions.find(SLICE as u64 + 1).await.unwrap().id, SLICE as u64 + 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_session_learns_that_it_has_lasted_and_another_with_its_key_does_not() {
-        let sessions = Arc::new(Sessions::default());
-        let task = tokio::spawn(Arc::clone(&sessions).tell_lasting());
-        for _ in 0..2 {
-            let (short, key) = sessions.add("a".into(), None);
-            sessions.tell_when_lasting(key, &short);
-            sessions.remove(key);
-            let (other, same) = sessions.add("a".into(), None);
-            assert_eq!(same, key);
-            let (long, key) = sessions.add("a".into(), None);
-            sessions.tell_when_lasting(key, &long);
-            // Sleeps because the age is a time. The clock of this test is not the real one.
-            sleep(AGE - Duration::from_millis(1)).await;
-            assert!(!long.has_lasted());
-            // Sleeps because of the same age.
-            sleep(AGE).await;
-            assert!(long.has_lasted() && !short.has_lasted() && !other.has_lasted());
-            assert!(sessions.young.is_empty());
-        }
-        task.abort();
     }
 }
