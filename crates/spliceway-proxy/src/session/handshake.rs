@@ -16,12 +16,16 @@ use crate::reach::dial::Destination;
 use crate::reach::sni::Routes;
 use crate::settings::Kind;
 use crate::tls::client::PeerName;
+use spliceway_protocol::sniff::{Protocol, Recognized, Sniffed, Sniffer, recognize};
 use spliceway_protocol::{
-    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
+    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5,
 };
 
 /// The time after which a client should try again if too many other clients were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
+
+/// The protocols of a mixed proxy. The first byte identifies them.
+const MIXED: [Protocol; 3] = [Protocol::Socks5, Protocol::Socks4, Protocol::Http];
 
 /// A client's connection, with a buffer for the bytes that the client has already sent.
 pub(super) type Client = BufReader<Stream>;
@@ -144,8 +148,13 @@ pub(super) async fn receive_request(
 }
 
 async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
-    let first = client.fill_buf().await?.first().ok_or(NoRequest::Gone)?;
-    Spoken::by_first_byte(*first).ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
+    let first = client.fill_buf().await?;
+    match recognize(first, &MIXED) {
+        Recognized::Known(protocol) => protocol.spoken(),
+        Recognized::Undecided => return Err(NoRequest::Gone),
+        Recognized::Other => None,
+    }
+    .ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
 }
 
 async fn receive_socks5(
@@ -249,13 +258,14 @@ async fn receive_hello(
     claims.is_silent = true;
     client.fill_buf().await?;
     claims.is_silent = false;
-    let mut parser = tls::Hello::new();
-    let feed = |input: &mut &[u8]| match parser.feed(input) {
-        Err(tls::Refusal::Missing) => Ok(Some(None)),
-        fed => fed.map(|hello| hello.map(Some)),
+    let mut sniffer = Sniffer::new(&[Protocol::Tls]);
+    let feed = |input: &mut &[u8]| match sniffer.feed(input) {
+        Some(Sniffed::Tls(hello)) => hello.map(|hello| Some(Some(hello))),
+        Some(_) => Ok(Some(None)),
+        None => Ok(None),
     };
     let (chosen, head) = match read(client, feed).await? {
-        None => (routes.choose_without_tls(), parser.into_bytes()),
+        None => (routes.choose_without_tls(), sniffer.into_bytes()),
         Some(hello) => {
             claims.server_name.clone_from(&hello.name);
             (routes.choose(&hello), hello.bytes)

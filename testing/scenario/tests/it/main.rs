@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, socks4, socks5,
+    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, sniff, socks4, socks5,
     socks5_datagram, target_rule, tls, upstream,
 };
 
@@ -215,6 +215,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         ("http", http),
         ("proxy_header", proxy_header),
         ("tls", tls),
+        ("sniff", sniff),
         ("pem", pem),
         ("upstream", upstream),
     ] {
