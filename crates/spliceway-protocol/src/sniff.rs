@@ -88,20 +88,6 @@ impl Protocol {
         Self::Http,
     ];
 
-    /// Returns the name of the protocol for a log.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tls => "TLS",
-            Self::Http2 => "HTTP/2 without TLS",
-            Self::Proxy => "a PROXY header",
-            Self::Ssh => "SSH",
-            Self::Postgres => "PostgreSQL",
-            Self::Socks5 => "SOCKS5",
-            Self::Socks4 => "SOCKS4",
-            Self::Http => "HTTP",
-        }
-    }
-
     /// Returns the protocol in which a client names its target to a proxy. `None` means that it is
     /// no protocol of proxies.
     pub const fn spoken(self) -> Option<Spoken> {

@@ -11,6 +11,7 @@ mod guard;
 mod handover;
 mod handshake;
 mod linger;
+mod names;
 mod process;
 mod record;
 mod refusals;

@@ -51,6 +51,8 @@ pub(super) struct ClientRequest {
     pub(super) tls: Option<PeerName>,
     /// The start of TLS that the program ends. `None` means that there is nothing to end.
     pub(super) tls_start: Option<TlsStart>,
+    /// Why the rules would refuse the target, if the service only learns. They do not apply then.
+    pub(super) would_deny: Option<Refusal>,
 }
 
 /// What is known of a client's handshake of TLS before the program takes part in it.
@@ -130,7 +132,7 @@ pub(super) async fn receive_request(
 ) -> Result<ClientRequest, NoRequest> {
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
-        Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
+        Kind::Transparent(..) => unreachable!("the firewall knows the target of these clients"),
         // Boxed, because only this kind needs the memory of a TLS parser.
         Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, claims)).await,
         Kind::Socks5 => Spoken::Socks5,
@@ -188,6 +190,7 @@ async fn receive_socks5(
         via: http::first_via(),
         tls: None,
         tls_start: None,
+        would_deny: None,
     })
 }
 
@@ -205,6 +208,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         via: http::first_via(),
         tls: None,
         tls_start: None,
+        would_deny: None,
     })
 }
 
@@ -245,6 +249,7 @@ async fn receive_http(
         via: parser.into_via(),
         tls: None,
         tls_start: None,
+        would_deny: None,
     })
 }
 
@@ -387,6 +392,7 @@ impl ClientRequest {
         Self {
             tls,
             tls_start: None,
+            would_deny: None,
             request: Request {
                 command: Command::Connect,
                 target,

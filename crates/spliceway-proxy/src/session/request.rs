@@ -10,11 +10,12 @@ use super::connect::Connecting;
 use super::guard::Guard;
 use super::handshake::{self, Authenticator, Client, ClientClaims, ClientRequest, NoRequest};
 use super::linger::lingering_close;
+use super::names::request_by_name;
 use super::service::Service;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::transparent::{Interception, OwnDial};
-use crate::settings::Kind;
+use crate::settings::{Kind, Naming};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{Failure, Spoken, http};
 
@@ -25,10 +26,14 @@ impl Admitted {
         let service = Arc::clone(guard.service());
         let mut request = match &service.kind {
             Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
-            Kind::Transparent(how) => match original_target(*how, &self.client, &self.addresses, &service) {
+            Kind::Transparent(how, naming) => match original_target(*how, &self.client, &self.addresses, &service) {
                 Ok(target) => {
                     self.addresses.reached = Some(target);
-                    ClientRequest::to_fixed_target(Target::Ip(target))
+                    match naming {
+                        Naming::Off => ClientRequest::to_fixed_target(Target::Ip(target)),
+                        // Boxed, so that other sessions do not hold the memory of the parsers.
+                        naming => Box::pin(request_by_name(&mut self.client, target, *naming, guard)).await?,
+                    }
                 }
                 Err(reason) => return Err(reset(self.client.into_inner(), reason)),
             },

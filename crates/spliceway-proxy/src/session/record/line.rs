@@ -38,6 +38,9 @@ pub(super) fn fill(
     if let Some(target) = &facts.target {
         line.display("target", target);
     }
+    if let Some(reason) = facts.would_deny {
+        line.text("would_deny", reason.as_str());
+    }
     if let Some(upstream) = &facts.dialled {
         line.display("upstream", upstream);
     }
