@@ -39,7 +39,7 @@ pub(super) fn fill(
         line.display("target", target);
     }
     if let Some(reason) = facts.would_deny {
-        line.text("would_deny", reason.as_str());
+        line.display("would_deny", &reason.as_str());
     }
     if let Some(upstream) = &facts.dialled {
         line.display("upstream", upstream);
