@@ -8,7 +8,7 @@ use socket2::SockRef;
 
 use super::{CLIENT, GATEWAY, Network, TARGET};
 use crate::harness::{
-    Folder, PATIENCE, Program, accept, connect, contrib, is_closed, read_all, read_exactly, send_and_finish,
+    Folder, PATIENCE, Program, TextFile, accept, connect, contrib, is_closed, read_all, read_exactly, send_and_finish,
     was_reached,
 };
 use crate::names::NameServer;
@@ -53,14 +53,10 @@ impl Guarded {
     }
 
     fn start(&self, arguments: &[&str]) -> Program {
-        self.start_on(":0", arguments)
-    }
-
-    fn start_on(&self, address: &str, arguments: &[&str]) -> Program {
         let common = [
             "transparent",
             "-l",
-            address,
+            ":0",
             "--metrics",
             "127.0.0.1:0",
             "--allow-private=10.77.1.0/24",
@@ -123,95 +119,62 @@ use Expected::{Good, Listed, Refused, Request};
 /// What a client dials, what it sends, and what comes of it.
 type Case = (&'static str, String, Vec<u8>, Expected);
 
+/// Clients of TLS that reach the server of the name that they state.
 fn tls_cases() -> Vec<Case> {
-    let tls = |ip: &str| format!("{ip}:443");
     let good = named("good.test");
-    let in_bytes = records(&good[5..], 1);
-    let mut cases: Vec<Case> = vec![
-        ("an allowed name", tls(GOOD), good.clone(), Good(good.clone())),
-        (
-            "an allowed name, another address",
-            tls(OTHER),
-            good.clone(),
-            Good(good.clone()),
-        ),
-        (
-            "an address without a server",
-            tls("203.0.113.1"),
-            good.clone(),
-            Good(good.clone()),
-        ),
-        ("records of one byte", tls(OTHER), in_bytes.clone(), Good(in_bytes)),
-        (
-            "an unlisted name",
-            tls(OTHER),
-            named("evil.test"),
-            Refused("target_rule", alert(112).into()),
-        ),
-        (
-            "an allowed name, another port",
-            format!("{GOOD}:8443"),
-            good.clone(),
-            Refused("target_rule", alert(112).into()),
-        ),
-        (
-            "no name",
-            tls(GOOD),
-            hello(None, &["h2"], 0),
-            Refused("name_missing", alert(109).into()),
-        ),
-        (
-            "an address as a name",
-            tls(GOOD),
-            named(GOOD),
-            Refused("name_missing", alert(109).into()),
-        ),
-        (
-            "a name in UTF-8",
-            tls(GOOD),
-            named("b\u{fc}cher.test"),
-            Refused("name_missing", alert(47).into()),
-        ),
-        (
-            "a name with a NUL",
-            tls(GOOD),
-            named("good.test\0.evil.test"),
-            Refused("name_missing", alert(47).into()),
-        ),
-        (
-            "a hello that is too long",
-            tls(GOOD),
-            hello(Some(b"good.test"), &[], 20 << 10),
-            Refused("name_missing", alert(50).into()),
-        ),
-        (
-            "the outer name of ECH",
-            tls(GOOD),
-            HIDDEN.to_vec(),
-            Refused("target_rule", alert(112).into()),
-        ),
-        (
-            "a name of this machine",
-            tls(OTHER),
-            named("rebind.test"),
-            Refused("loopback", Vec::new()),
-        ),
-        (
-            "a header before the hello",
-            tls(GOOD),
-            [&b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n"[..], &good].concat(),
-            Refused("name_missing", Vec::new()),
-        ),
-    ];
+    let mut cases: Vec<Case> = Vec::new();
+    for (what, ip, sent) in [
+        ("an allowed name", GOOD, good.clone()),
+        ("an allowed name, another address", OTHER, good.clone()),
+        ("an address without a server", "203.0.113.1", good.clone()),
+        ("records of one byte", OTHER, records(&good[5..], 1)),
+    ] {
+        cases.push((what, format!("{ip}:443"), sent.clone(), Good(sent)));
+    }
     for name in ["GOOD.test", "good.test.", "a.wild.test", "xn--bcher-kva.test"] {
-        cases.push((name, tls(OTHER), named(name), Good(named(name))));
+        cases.push((name, format!("{OTHER}:443"), named(name), Good(named(name))));
     }
     for (client, bytes) in HELLOS {
-        cases.push((client, tls(OTHER), bytes.to_vec(), Good(bytes.to_vec())));
+        cases.push((client, format!("{OTHER}:443"), bytes.to_vec(), Good(bytes.to_vec())));
     }
-    for name in ["good.test.evil.test", "xgood.test", "wild.test", "test", "localhost"] {
+    cases
+}
+
+fn refused_tls_cases() -> Vec<Case> {
+    let good = named("good.test");
+    let header = [&b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n"[..], &good].concat();
+    let too_long = hello(Some(b"good.test"), &[], 20 << 10);
+    let mut cases: Vec<Case> = Vec::new();
+    for (what, port, sent, reason, description) in [
+        ("an allowed name, another port", 8443, good, "target_rule", Some(112)),
+        ("the outer name of ECH", 443, HIDDEN.to_vec(), "target_rule", Some(112)),
+        ("no name", 443, hello(None, &["h2"], 0), "name_missing", Some(109)),
+        ("an address as a name", 443, named(GOOD), "name_missing", Some(109)),
+        (
+            "a name in UTF-8",
+            443,
+            named("b\u{fc}cher.test"),
+            "name_missing",
+            Some(47),
+        ),
+        ("a NUL", 443, named("good.test\0.evil.test"), "name_missing", Some(47)),
+        ("a hello that is too long", 443, too_long, "name_missing", Some(50)),
+        ("a header before the hello", 443, header, "name_missing", None),
+        ("a name of this machine", 443, named("rebind.test"), "loopback", None),
+    ] {
+        let answer = description.map_or_else(Vec::new, |description| alert(description).into());
+        cases.push((what, format!("{GOOD}:{port}"), sent, Refused(reason, answer)));
+    }
+    for name in [
+        "evil.test",
+        "good.test.evil.test",
+        "xgood.test",
+        "wild.test",
+        "test",
+        "localhost",
+    ] {
         let refused = Refused("target_rule", alert(112).into());
-        cases.push((name, tls(OTHER), named(name), refused));
+        cases.push((name, format!("{OTHER}:443"), named(name), refused));
     }
     cases
 }
@@ -219,6 +182,7 @@ fn tls_cases() -> Vec<Case> {
 fn http_cases() -> Vec<Case> {
     let refused = |reason, status: &str| Refused(reason, format!("HTTP/1.1 {status} ").into());
     let two_meanings = || refused("name_missing", "400");
+    let dialled = || format!("{OTHER}:80");
     let good = "GET / HTTP/1.1\r\nHost: good.test\r\n";
     let all = [
         ("an allowed host", format!("{good}\r\n"), Request(good)),
@@ -274,20 +238,9 @@ fn http_cases() -> Vec<Case> {
             "CONNECT good.test:80 HTTP/1.1\r\nHost: good.test\r\n\r\n".into(),
             refused("name_missing", "403"),
         ),
-        (
-            "an address",
-            format!("GET / HTTP/1.1\r\nHost: {OTHER}\r\n\r\n"),
-            refused("name_missing", "403"),
-        ),
-        (
-            "an IPv4-mapped address",
-            format!("GET / HTTP/1.1\r\nHost: [::ffff:{GOOD}]\r\n\r\n"),
-            refused("name_missing", "403"),
-        ),
     ];
-    let dialled = || format!("{OTHER}:80");
-    let all = all.map(|(what, sent, expected)| (what, dialled(), sent.into_bytes(), expected));
-    all.into()
+    all.map(|(what, sent, expected)| (what, dialled(), sent.into_bytes(), expected))
+        .into()
 }
 
 fn other_cases() -> Vec<Case> {
@@ -302,6 +255,11 @@ fn other_cases() -> Vec<Case> {
         let refused = Refused("name_missing", Vec::new());
         cases.push((what, format!("{OTHER}:80"), sent.to_vec(), refused));
         cases.push((what, format!("{LISTED}:22"), sent.to_vec(), Listed(sent.to_vec())));
+    }
+    for host in [OTHER.to_owned(), format!("[::ffff:{GOOD}]")] {
+        let sent = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
+        let refused = Refused("name_missing", b"HTTP/1.1 403 ".into());
+        cases.push(("an address in Host", format!("{OTHER}:80"), sent, refused));
     }
     let six = named("good6.test");
     cases.push(("IPv6", format!("[{OTHER_V6}]:443"), six.clone(), Good(six)));
@@ -330,7 +288,10 @@ fn a_hostile_client_reaches_nothing_that_is_not_listed() {
     let listed = guarded.listen(LISTED, 22);
     let others = [(OTHER, 443), (OTHER, 80), (OTHER_V6, 443), (GOOD, 8443), (GOOD, 22)];
     let others = others.map(|(ip, port)| guarded.listen(ip, port));
-    for (what, dialled, sent, expected) in [tls_cases(), http_cases(), other_cases()].into_iter().flatten() {
+    for (what, dialled, sent, expected) in [tls_cases(), refused_tls_cases(), http_cases(), other_cases()]
+        .into_iter()
+        .flatten()
+    {
         for size in [sent.len(), 1] {
             println!("{what}, {size} bytes at once");
             let mut client = guarded.connect(&dialled);
@@ -527,12 +488,17 @@ fn a_service_that_learns_records_what_it_would_refuse() {
     assert!(text.contains(&format!("1 target={OTHER}:443 ")), "{text}");
 }
 
-/// The rules of contrib/egress let nothing else out of the network.
+/// The files of contrib/egress let nothing else out of the network.
 #[test]
 fn the_rules_in_contrib_let_only_listed_names_and_dns_out() {
     let Some(guarded) = Guarded::new() else { return };
-    // Port because the rules name it.
-    let program = guarded.start_on(":9040", &["--names", "--to-allow", "good.test:443"]);
+    let config = std::fs::read_to_string(contrib("egress/spliceway.toml")).unwrap();
+    let mut config = config
+        .replace("192.168.0.0/16", "10.77.0.0/24")
+        .replace("github.com", "good.test");
+    config += "allow_private = \"10.77.1.0/24\"\ndns = \"127.0.0.2\"\n[admin]\nmetrics = \"127.0.0.1:0\"\n";
+    let file = TextFile::new(&config);
+    let _program = guarded.network.at_gateway(|| Program::run(&file));
     let rules = std::fs::read_to_string(contrib("egress/egress.nft")).unwrap();
     let rules = rules.replace("\"lan\"", "\"left\"").replace("192.168.0.53", LISTED);
     guarded.network.load(&rules);
@@ -564,5 +530,4 @@ fn the_rules_in_contrib_let_only_listed_names_and_dns_out() {
     refused.write_all(&named("evil.test")).unwrap();
     assert_eq!(read_all(&refused), alert(112));
     assert!(!was_reached(&other));
-    drop(program);
 }
