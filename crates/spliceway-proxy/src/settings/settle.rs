@@ -454,7 +454,7 @@ fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
     if matches!(settled.kind, Kind::Transparent(_, Naming::Off)) && settled.targets.rules.have_names() {
         let config = &settled.config;
         let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
-        let why = "must not have names, here and in to_allow: kind = \"transparent\" needs names = true to read the names of servers";
+        let why = "must not have names, here and in to_allow, unless the service reads the names of servers (--names)";
         faults.add(Fault::new(at, "to_deny", why));
     }
     faults.warnings.extend(unchecked_names(settled));

@@ -63,6 +63,13 @@ proptest! {
     }
 
     #[test]
+    fn what_a_client_states_depends_only_on_its_bytes(
+        bytes in prop_oneof![heads(), proxy_headers(), handshakes(), socks4_requests()]
+    ) {
+        sniff(&bytes);
+    }
+
+    #[test]
     fn an_upstream_proxys_answer_depends_only_on_its_bytes(bytes in answers()) {
         upstream(&bytes);
     }
@@ -144,7 +151,12 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
         "\u{e4}",
     ];
     let lines = prop::collection::vec(prop::sample::select(words.to_vec()), 0..30);
-    let start = prop::sample::select(vec!["", "GET http://a/ HTTP/1.1\r\n", "CONNECT a:1 HTTP/1.1\r\n"]);
+    let start = prop::sample::select(vec![
+        "",
+        "GET http://a/ HTTP/1.1\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "CONNECT a:1 HTTP/1.1\r\n",
+    ]);
     (any::<u8>(), start, lines).prop_map(|(cut, start, lines)| {
         let text = format!("{start}{}\r\n\r\nbody", lines.concat());
         [&[cut], text.as_bytes()].concat()
