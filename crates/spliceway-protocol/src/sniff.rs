@@ -32,7 +32,11 @@ pub enum Protocol {
     Proxy,
     /// SSH (RFC 4253).
     Ssh,
-    /// PostgreSQL: a request for TLS or GSSAPI, a start of version 3, or a cancellation.
+    /// PostgreSQL: a request for TLS ([`POSTGRES_TLS`]).
+    PostgresTls,
+    /// PostgreSQL: a request for encryption by GSSAPI.
+    PostgresGssapi,
+    /// PostgreSQL without encryption: a start of version 3, or a cancellation.
     Postgres,
     /// SOCKS5.
     Socks5,
@@ -57,6 +61,11 @@ pub enum Recognized {
 /// The most bytes that [`recognize`] needs: those of the first line of HTTP/2.
 pub const RECOGNIZE_MAX_BYTES: usize = HTTP2.len();
 
+/// The request for TLS of a client of PostgreSQL. The server answers with `S` and then speaks TLS,
+/// or with `N`.
+pub const POSTGRES_TLS: [u8; 8] = *b"\0\0\0\x08\x04\xd2\x16\x2f";
+
+const POSTGRES_GSSAPI: [u8; 8] = *b"\0\0\0\x08\x04\xd2\x16\x30";
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 const PROXY_V1: &[u8] = b"PROXY ";
 const PROXY_V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -77,11 +86,13 @@ pub fn recognize(bytes: &[u8], protocols: &[Protocol]) -> Recognized {
 
 impl Protocol {
     /// Every protocol, in an order for [`recognize`].
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Tls,
         Self::Http2,
         Self::Proxy,
         Self::Ssh,
+        Self::PostgresTls,
+        Self::PostgresGssapi,
         Self::Postgres,
         Self::Socks5,
         Self::Socks4,
@@ -95,7 +106,13 @@ impl Protocol {
             Self::Socks5 => Some(Spoken::Socks5),
             Self::Socks4 => Some(Spoken::Socks4),
             Self::Http => Some(Spoken::Http),
-            Self::Tls | Self::Http2 | Self::Proxy | Self::Ssh | Self::Postgres => None,
+            Self::Tls
+            | Self::Http2
+            | Self::Proxy
+            | Self::Ssh
+            | Self::PostgresTls
+            | Self::PostgresGssapi
+            | Self::Postgres => None,
         }
     }
 
@@ -108,6 +125,8 @@ impl Protocol {
             Self::Proxy if bytes.starts_with(b"\r") => begins_with(bytes, PROXY_V2),
             Self::Proxy => begins_with(bytes, PROXY_V1),
             Self::Ssh => begins_with(bytes, SSH),
+            Self::PostgresTls => begins_with(bytes, &POSTGRES_TLS),
+            Self::PostgresGssapi => begins_with(bytes, &POSTGRES_GSSAPI),
             Self::Postgres => begins_postgres(bytes),
             Self::Socks5 => bytes.first().map(|first| *first == socks5::VERSION),
             Self::Socks4 => bytes.first().map(|first| *first == socks4::VERSION),
@@ -124,13 +143,11 @@ fn begins_with(bytes: &[u8], start: &[u8]) -> Option<bool> {
     (known == start.len()).then_some(true)
 }
 
-/// The first message has its length, and then a version or the code of a request.
+/// The message has its length, and then a version or the code of a cancellation.
 fn begins_postgres(bytes: &[u8]) -> Option<bool> {
     /// The server refuses a longer first message.
     const MAX_BYTES: u32 = 10_000;
     const CANCEL: u32 = 80_877_102;
-    const TLS: u32 = 80_877_103;
-    const GSSAPI: u32 = 80_877_104;
     let Some((length, rest)) = bytes.split_first_chunk() else {
         return begins_with(bytes, &[0, 0]).filter(|begins| !begins);
     };
@@ -140,7 +157,6 @@ fn begins_postgres(bytes: &[u8]) -> Option<bool> {
     }
     let code = u32::from_be_bytes(*rest.first_chunk()?);
     Some(match code {
-        TLS | GSSAPI => length == 8,
         CANCEL => length >= 16,
         version => version >> 16 == 3,
     })

@@ -4,6 +4,7 @@ mod backends;
 mod departure;
 mod exchange;
 mod socks;
+mod starttls;
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -13,10 +13,11 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::reach::dial::Destination;
-use crate::reach::sni::Routes;
+use crate::reach::sni::{Routes, StartTls};
 use crate::settings::Kind;
 use crate::tls::client::PeerName;
 use spliceway_protocol::sniff::{Protocol, Recognized, Sniffed, Sniffer, recognize};
+use spliceway_protocol::tls::{self, ClientHello};
 use spliceway_protocol::{
     Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5,
 };
@@ -51,6 +52,8 @@ pub(super) struct ClientRequest {
     pub(super) tls: Option<PeerName>,
     /// The start of TLS that the program ends. `None` means that there is nothing to end.
     pub(super) tls_start: Option<TlsStart>,
+    /// Whether the client has asked for TLS in its own protocol. The target is asked, too.
+    pub(super) asks_for_tls: bool,
     /// Why the rules would refuse the target, if the service only learns. They do not apply then.
     pub(super) would_deny: Option<Refusal>,
 }
@@ -190,6 +193,7 @@ async fn receive_socks5(
         via: http::first_via(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
         would_deny: None,
     })
 }
@@ -208,6 +212,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         via: http::first_via(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
         would_deny: None,
     })
 }
@@ -249,6 +254,7 @@ async fn receive_http(
         via: parser.into_via(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
         would_deny: None,
     })
 }
@@ -263,15 +269,11 @@ async fn receive_hello(
     claims.is_silent = true;
     client.fill_buf().await?;
     claims.is_silent = false;
-    let mut sniffer = Sniffer::new(&[Protocol::Tls]);
-    let feed = |input: &mut &[u8]| match sniffer.feed(input) {
-        Some(Sniffed::Tls(hello)) => hello.map(|hello| Some(Some(hello))),
-        Some(_) => Ok(Some(None)),
-        None => Ok(None),
-    };
-    let (chosen, head) = match read(client, feed).await? {
-        None => (routes.choose_without_tls(), sniffer.into_bytes()),
-        Some(hello) => {
+    let (first, asks_for_tls) = first_of_tls(client, routes.starttls()).await?;
+    let (chosen, head) = match first {
+        Err(_) if asks_for_tls => (Err(tls::Refusal::Missing), Vec::new()),
+        Err(bytes) => (routes.choose_without_tls(), bytes),
+        Ok(hello) => {
             claims.server_name.clone_from(&hello.name);
             (routes.choose(&hello), hello.bytes)
         }
@@ -279,7 +281,11 @@ async fn receive_hello(
     let chosen = chosen.map_err(NoRequest::by_parser)?;
     let request = ClientRequest::to_fixed_target(chosen.target.clone());
     if !chosen.ends_tls {
-        return Ok(ClientRequest { head, ..request });
+        return Ok(ClientRequest {
+            head,
+            asks_for_tls,
+            ..request
+        });
     }
     let tls_start = Some(TlsStart {
         began,
@@ -287,6 +293,49 @@ async fn receive_hello(
         protocol: chosen.protocol.map(Into::into),
     });
     Ok(ClientRequest { tls_start, ..request })
+}
+
+/// Returns the hello of a client, or the bytes of a client that does not speak TLS, and whether it
+/// has asked for TLS before. A client of PostgreSQL asks for GSSAPI at most once.
+async fn first_of_tls(
+    client: &mut Client,
+    starttls: Option<StartTls>,
+) -> Result<(Result<ClientHello, Vec<u8>>, bool), NoRequest> {
+    let mut protocols: &[Protocol] = match starttls {
+        Some(StartTls::Postgres) => &[Protocol::Tls, Protocol::PostgresTls, Protocol::PostgresGssapi],
+        None => &[Protocol::Tls],
+    };
+    let mut asks_for_tls = false;
+    loop {
+        let mut sniffer = Sniffer::new(protocols);
+        let feed = |input: &mut &[u8]| match sniffer.feed(input) {
+            Some(Sniffed::Tls(Err(refusal))) => Err(refusal),
+            sniffed => Ok(sniffed),
+        };
+        let answer = match read(client, feed).await? {
+            Sniffed::Tls(Ok(hello)) => return Ok((Ok(hello), asks_for_tls)),
+            Sniffed::Other(Some(Protocol::PostgresGssapi)) => {
+                protocols = &[Protocol::Tls, Protocol::PostgresTls];
+                b"N"
+            }
+            Sniffed::Other(Some(Protocol::PostgresTls)) => {
+                asks_for_tls = true;
+                protocols = &[Protocol::Tls];
+                b"S"
+            }
+            _ => return Ok((Err(sniffer.into_bytes()), asks_for_tls)),
+        };
+        if !client.buffer().is_empty() {
+            // They would count as part of what TLS protects.
+            let reason = tls::Refusal::Malformed.into();
+            return Err(NoRequest::Refused {
+                reason,
+                answer: Vec::new(),
+                cause: Some("the client has sent more before the answer to its request for encryption"),
+            });
+        }
+        client.write_all(answer).await?;
+    }
 }
 
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
@@ -392,6 +441,7 @@ impl ClientRequest {
         Self {
             tls,
             tls_start: None,
+            asks_for_tls: false,
             would_deny: None,
             request: Request {
                 command: Command::Connect,

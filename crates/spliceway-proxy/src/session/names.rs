@@ -240,7 +240,9 @@ fn without_name(protocol: Option<Protocol>) -> &'static str {
     match protocol {
         Some(Protocol::Http2) => "HTTP/2 without TLS is not read",
         Some(Protocol::Ssh) => "SSH states no name",
-        Some(Protocol::Postgres) => "PostgreSQL states no name before TLS",
+        Some(Protocol::PostgresTls | Protocol::PostgresGssapi | Protocol::Postgres) => {
+            "PostgreSQL states no name before TLS"
+        }
         Some(Protocol::Socks5 | Protocol::Socks4) => "SOCKS is a request to a proxy",
         Some(Protocol::Proxy) => "a PROXY header states no name",
         Some(Protocol::Tls | Protocol::Http) | None => "the protocol is not known",

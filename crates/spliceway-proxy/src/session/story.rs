@@ -121,11 +121,14 @@ async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connec
         command => {
             let service = Arc::clone(guard.service());
             let _counted = connecting.count_dial(&service).await?;
-            let dialed = match (command, &service.balancer) {
+            let mut dialed = match (command, &service.balancer) {
                 (Command::Bind, _) => connecting.bind(guard).await?,
                 (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
                 (_, None) => connecting.dial(guard).await?,
             };
+            if connecting.request.asks_for_tls {
+                connecting.ask_for_tls(&mut dialed, guard).await?;
+            }
             connecting.answer(&dialed).await?;
             dialed
         }

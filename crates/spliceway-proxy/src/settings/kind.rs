@@ -8,8 +8,8 @@ use super::faults::{Fault, Faults};
 use super::service::{Kind, Naming};
 use crate::net::transparent::Interception;
 use crate::reach::balance::BackendSettings;
-use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Key, KindArg, Table, Value, Word, parsed};
+use crate::reach::sni::{Routes, StartTls};
+use crate::settings::config::{self, Choice, Key, KindArg, StartTlsArg, Table, Value, Word, parsed};
 
 /// Returns the kind of a service, or `None` if it has no kind or no target.
 pub(super) fn kind(
@@ -128,5 +128,6 @@ fn routes(service: &config::Service, faults: &mut Faults) -> Routes {
         let why = "clients without a route speak TLS to this target themselves: remove tls://";
         faults.add(Fault::new(at, "default_target", why));
     }
-    routes.with_others(others.0, others.1)
+    let starttls = parsed(&service.starttls).map(|StartTlsArg::Postgres| StartTls::Postgres);
+    routes.with_others(others.0, others.1).with_starttls(starttls)
 }

@@ -3,6 +3,8 @@ mod clients;
 #[cfg(feature = "tls")]
 mod ended;
 mod others;
+mod postgres;
+mod psql;
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -56,6 +56,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "http -x socks5h://192.0.2.1 --dns 192.0.2.53,[2001:db8::53]:5353",
         "transparent -l :9040 --allow 10.0.0.0/8 --tproxy --transparent-source",
         "transparent -l :9040 --open --names --to-allow *.example.com:443 --to-deny bad.example.com",
+        "sni -l :5432 --route a.test=192.0.2.1:5432 --starttls postgres",
         "transparent -l :9040 --open --names-learn --handshake-timeout 2s",
         "transparent -l 127.0.0.1:9040 --mark 100 -x socks5://192.0.2.1",
         "forward -l :80 -r 192.0.2.1:80 --transparent-source",

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
 use super::values::{
-    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg,
+    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg, TlsMinArg,
+    UnknownNameArg,
 };
 use super::words::*;
 use crate::reach::balance::Policy;
@@ -303,6 +304,8 @@ tables! {
         /// send nothing within the handshake timeout [default: the default target, but refuse
         /// silent clients]
         not_tls: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
+        /// Protocol whose clients ask for TLS before they speak it: `postgres`
+        starttls: Value<Choice<StartTlsArg>> => OPTIONS.only_for(ROUTERS).takes("PROTOCOL");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
         // with equal numbers of sessions take turns, so short sessions are spread as by
