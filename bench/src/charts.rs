@@ -8,6 +8,7 @@ use plotters::prelude::*;
 
 use crate::contender::{OURS, REFERENCE, is_peer};
 use crate::page::Results;
+use crate::results::Figure;
 
 const SIZE: (u32, u32) = (860, 420);
 const FONT: (&str, u32) = ("sans-serif", 15);
@@ -33,7 +34,6 @@ fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>
         .contenders()
         .into_iter()
         .filter(|name| is_peer(name) || *name == OURS)
-        .filter(|name| measured.omitted_cpu(name).is_none())
         .filter_map(|name| Some((name, measured.cpu(name)?.value)))
         .collect();
     bars.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -83,8 +83,11 @@ fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>>
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |percent: u32| {
             let measured = results.load(&format!("F1 bulk at {percent} %"), "rack")?;
-            let shown = measured.omitted_latency(name, 0.9).is_none();
-            Some((f64::from(percent), measured.added(name, 0.9).filter(|_| shown)?.value))
+            let fault = measured.unreliable(Figure::Latency(0.9), name);
+            Some((
+                f64::from(percent),
+                measured.added(name, 0.9).filter(|_| fault.is_none())?.value,
+            ))
         };
         [25, 50, 75].into_iter().filter_map(of).collect()
     };
@@ -101,11 +104,8 @@ fn cpu_by_size(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |kib: u32| {
             let measured = results.load(&format!("F4 {kib} KiB at 50 MB/s"), "rack")?;
-            let shown = measured.omitted_cpu(name).is_none();
-            Some((
-                f64::from(kib).log2(),
-                measured.cpu_ratio(name, REFERENCE).filter(|_| shown)?.value,
-            ))
+            let ratio = measured.ratio(Figure::Cpu, name, REFERENCE)?;
+            Some((f64::from(kib).log2(), ratio.value))
         };
         [2, 8, 16, 64, 256].into_iter().filter_map(of).collect()
     };

@@ -15,6 +15,8 @@ pub(crate) struct Contender {
 /// The contender to which ratios refer.
 pub(crate) const REFERENCE: &str = "tokio 8 KiB";
 pub(crate) const OURS: &str = "spliceway";
+/// The released program, with its default options.
+pub(crate) const PROGRAM: &str = "spliceway forward";
 /// The A/A control.
 pub(crate) const AGAIN: &str = "spliceway, again";
 pub(crate) const DIRECT: &str = "direct";
@@ -76,6 +78,10 @@ pub(crate) fn of(load: &Load) -> Vec<Contender> {
         Contenders::All => ALL,
     };
     let mut all: Vec<Contender> = installed(kinds).map(Contender::plain).collect();
+    if load.offer.connects.is_some() {
+        // A record is written at the end of a connection, so only these loads show its cost.
+        all.extend(installed(&[Kind::ProgramNoLog]).map(Contender::plain));
+    }
     if load.spinner {
         all.extend(installed(WITH_SPINNER).map(|kind| Contender {
             name: format!("{}, spinner", kind.name()),
@@ -119,6 +125,20 @@ pub(crate) fn direct() -> Contender {
 pub(crate) fn relays() -> Vec<Contender> {
     let is_another = |kind: &Kind| !matches!(kind, Kind::Direct | Kind::Again | Kind::Before | Kind::ProgramBefore);
     installed(ALL).filter(is_another).map(Contender::plain).collect()
+}
+
+/// Returns the contenders whose work is counted: the relays, with one size of tokio's buffers.
+pub(crate) fn for_counts() -> Vec<Contender> {
+    let mut all = relays();
+    all.retain(|one| !matches!(one.kind, Kind::Copy64k | Kind::Copy256k));
+    all
+}
+
+/// Returns the contenders that hold idle sessions: the relays, and the control.
+pub(crate) fn for_idle_sessions() -> Vec<Contender> {
+    let mut all = relays();
+    all.push(Contender::plain(Kind::Again));
+    all
 }
 
 fn installed(kinds: &[Kind]) -> impl Iterator<Item = Kind> {

@@ -15,24 +15,37 @@ use clap::Args;
 
 use spliceway_machine as machine;
 
-use crate::contender;
+use crate::contender::{self, AGAIN, OURS, REFERENCE};
 use crate::environment::Environment;
+use crate::figures::Figures;
 use crate::load::{self, Load, Profile};
+use crate::meter::undisturbed;
 use crate::page::Results;
-use crate::programs;
-use crate::results::Measured;
+use crate::results::{self, Figure, Measured};
 use crate::site::Site;
+use crate::stop::{ATTEMPTS, LATENCY_FACTOR, Rule};
+use crate::{counts, idle, programs, summary};
 
 /// The measurements to make, and where to write them.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Interleaved rounds.
+    /// The fewest interleaved rounds, with all contenders.
     #[arg(long, default_value_t = 6)]
     rounds: usize,
+    /// The most rounds of a row whose intervals stay wide.
+    #[arg(long, default_value_t = 60)]
+    most: usize,
+    /// A row ends when its intervals are narrower than this many percent above and below the ratio.
+    #[arg(long, default_value_t = 3.0, value_name = "PERCENT")]
+    target: f64,
+    /// Keep the results in the folder, and measure only rows that they do not have.
+    #[arg(long = "continue", conflicts_with = "quick")]
+    resume: bool,
     /// One round of a few small loads, to check that they work, not to measure their speed.
     #[arg(long)]
     quick: bool,
-    /// Only these loads, by name or by a prefix of it (`F2`, `F10`, `pgbench`).
+    /// Only these rows, by name or by a prefix of it (`F2`, `F10`, `pgbench`, `idle`). `idle, 100`
+    /// has 100,000 idle sessions, which no other run has.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
     /// Only these contenders, by name or by a prefix of it (`tokio`).
@@ -43,70 +56,188 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-/// The fraction of a load's contenders that must be shown. With fewer, the run fails.
-const SURVIVORS: f64 = 0.5;
-
 pub(crate) fn run(options: &Options) -> io::Result<()> {
     machine::raise_descriptor_limit(0)?;
-    let started = Instant::now();
-    let (loads, rounds) = match options.quick {
-        true => (load::quick(), 1),
-        false => (load::all(options.capacities()?), options.rounds),
+    let mut run = Run {
+        options,
+        started: Instant::now(),
+        before: 0.0,
+        rule: options.rule(),
+        results: options.results()?,
     };
-    let is_asked =
-        |load: &&Load| options.only.is_empty() || options.only.iter().any(|name| load.name.starts_with(name));
-    let loads: Vec<&Load> = loads.iter().filter(is_asked).collect();
-    let mut results = Results {
-        environment: Environment::of_this_machine(),
-        commit: commit(),
-        command: options.command(),
-        rounds,
-        ..Results::default()
-    };
-    for profile in Profile::ALL {
-        if loads.iter().all(|load| load.profile != profile) {
-            continue;
-        }
-        let Some(site) = site(profile)? else { continue };
-        for load in loads.iter().filter(|load| load.profile == profile) {
-            let began = Instant::now();
-            let measured = measure(&site, load, &options.contenders, rounds);
-            eprintln!(
-                "{} ({}): {} contenders, {:.0} s",
-                load.name,
-                profile.name(),
-                measured.contenders().len(),
-                began.elapsed().as_secs_f64()
-            );
-            results.loads.push(measured);
-            results.seconds = started.elapsed().as_secs_f64();
-            // If a run is interrupted, the results so far are kept.
-            results.write(&options.out)?;
-        }
-    }
-    if !options.quick
-        && let Some(site) = site(Profile::Rack)?
-    {
-        results.programs = programs::measure(&site, rounds, &options.programs(), &options.contenders)?;
-        results.seconds = started.elapsed().as_secs_f64();
-        results.write(&options.out)?;
-    }
-    let all = results.loads;
-    eprintln!("{} loads in {:.0} s", all.len(), started.elapsed().as_secs_f64());
-    let too_few: Vec<&str> = all
+    run.before = run.results.seconds;
+    run.loads()?;
+    run.others()?;
+    let failed: Vec<&str> = run
+        .results
+        .loads
         .iter()
-        .filter(|measured| (measured.survivors() as f64) < SURVIVORS * measured.contenders().len() as f64)
+        .filter(|measured| measured.failed.len() > measured.contenders().len())
         .map(|measured| measured.load.as_str())
         .collect();
-    match too_few.is_empty() || options.quick {
+    match failed.is_empty() || options.quick {
         true => Ok(()),
         false => Err(io::Error::other(format!(
-            "less than {:.0} % of the contenders could be shown of {}",
-            SURVIVORS * 100.0,
-            too_few.join(", ")
+            "more than half of the contenders failed in {}",
+            failed.join(", ")
         ))),
     }
 }
+
+/// A run, and what it has measured so far.
+struct Run<'a> {
+    options: &'a Options,
+    started: Instant,
+    /// Seconds of the run that this one continues.
+    before: f64,
+    rule: Rule,
+    results: Results,
+}
+
+impl Run<'_> {
+    /// Measures the loads that the results do not have yet.
+    fn loads(&mut self) -> io::Result<()> {
+        let rows = self.missing([1e9; 3]);
+        self.announce(&rows);
+        let has_capacities = !self.results.capacities.contains(&0.0);
+        if !has_capacities && rows.iter().any(Load::depends_on_capacity) {
+            self.results.capacities = capacities()?;
+        }
+        let missing = self.missing(self.results.capacities);
+        for profile in Profile::ALL {
+            let of_profile: Vec<&Load> = missing.iter().filter(|load| load.profile == profile).collect();
+            if of_profile.is_empty() {
+                continue;
+            }
+            let Some(site) = site(profile)? else { continue };
+            for load in of_profile {
+                let began = Instant::now();
+                let mut measured = measure(&site, load, &self.options.contenders, self.rule);
+                eprintln!(
+                    "{} ({}): {} contenders, {} rounds, {:.0} s",
+                    load.name,
+                    profile.name(),
+                    measured.contenders().len(),
+                    measured.rounds(),
+                    began.elapsed().as_secs_f64()
+                );
+                measured.commit = commit();
+                self.results.loads.push(measured);
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the loads that are asked for and not measured.
+    fn missing(&self, capacities: [f64; 3]) -> Vec<Load> {
+        let mut all = match self.options.quick {
+            true => load::quick(),
+            false => load::all(capacities),
+        };
+        let is_measured = |load: &Load| self.results.load(&load.name, load.profile.name()).is_some();
+        all.retain(|load| self.options.asks_for(&load.name) && !is_measured(load));
+        all
+    }
+
+    /// Measures real programs, idle sessions and counts that the results do not have yet.
+    fn others(&mut self) -> io::Result<()> {
+        let (options, quick) = (self.options, self.options.quick);
+        if quick {
+            let contenders = ["tokio".into(), "spliceway forward".into()];
+            if let Some(site) = site(Profile::Loopback)? {
+                self.results.idle = idle::of(&site, 200, "idle, 200 sessions", &contenders, 1)?.into();
+            }
+            return self.write();
+        }
+        for title in programs::titles() {
+            let is_asked = options.asks_for(title) || options.asks_for("F10");
+            if !is_asked || self.results.table(title).is_some() {
+                continue;
+            }
+            let Some(site) = site(Profile::Rack)? else { break };
+            let figures = programs::measure(&site, self.rule, &[title.into()], &options.contenders)?;
+            self.add(figures, |results| &mut results.programs)?;
+        }
+        for title in counts::titles() {
+            let is_counted = self.results.table(&counts::calls_of(title)).is_some();
+            if !options.asks_for(title) || is_counted {
+                continue;
+            }
+            let Some(site) = site(Profile::Loopback)? else { break };
+            let figures = counts::measure(&site, title, &options.contenders)?;
+            self.add(figures, |results| &mut results.counts)?;
+        }
+        for title in idle::titles(&options.only) {
+            if self.results.table(&idle::memory_of(title)).is_some() {
+                continue;
+            }
+            let Some(site) = site(Profile::Loopback)? else { break };
+            let figures = idle::measure(&site, title, &options.contenders, self.rule.least)?;
+            self.add(figures, |results| &mut results.idle)?;
+        }
+        Ok(())
+    }
+
+    /// Adds tables to the results.
+    fn add(&mut self, figures: Vec<Figures>, to: fn(&mut Results) -> &mut Vec<Figures>) -> io::Result<()> {
+        let commit = commit();
+        let of_commit = figures.into_iter().map(|one| Figures {
+            commit: commit.clone(),
+            ..one
+        });
+        to(&mut self.results).extend(of_commit);
+        self.write()
+    }
+
+    /// Writes the results so far, so that an interrupted run can be continued.
+    fn write(&mut self) -> io::Result<()> {
+        self.results.seconds = self.before + self.started.elapsed().as_secs_f64();
+        self.results.write(&self.options.out)
+    }
+
+    /// Prints how long the run takes: if every row ends after the fewest rounds, and after the
+    /// most.
+    fn announce(&self, missing: &[Load]) {
+        /// Seconds of a run of a real program.
+        const PROGRAM: f64 = 1.7;
+        let Rule { least, most, .. } = self.rule;
+        let extra = (most - least) as f64;
+        let (mut shortest, mut longest) = (0.0, 0.0);
+        for load in missing {
+            let contenders = contender::asked(contender::of(load), &self.options.contenders).len();
+            let seconds = load.run_seconds();
+            let first = seconds * (contenders * least) as f64;
+            let compares = contenders.min(COMPARED) * usize::from(!summary::compared(load).is_empty());
+            shortest += first;
+            longest += first + seconds * compares as f64 * extra;
+        }
+        if !self.options.quick {
+            let titles = programs::titles().into_iter();
+            for title in titles.filter(|title| self.options.asks_for(title) || self.options.asks_for("F10")) {
+                let contenders = contender::asked(contender::of_programs(), &self.options.contenders).len();
+                let first = PROGRAM * (contenders * least) as f64;
+                let compares = COMPARED * usize::from(summary::compares(title));
+                shortest += first;
+                longest += first + PROGRAM * compares as f64 * extra;
+            }
+            let idle = idle::seconds(&self.options.only, &self.options.contenders, least);
+            let counted = counts::titles().filter(|title| self.options.asks_for(title)).count();
+            let others = idle + counted as f64 * counts::seconds(&self.options.contenders);
+            shortest += others;
+            longest += others;
+        }
+        eprintln!(
+            "about {:.0} minutes on an idle machine, and up to {:.0} if intervals stay wide",
+            (shortest / 60.0).ceil(),
+            (longest / 60.0).ceil()
+        );
+    }
+}
+
+/// The contenders of the rounds beyond the fewest: spliceway, its control, tokio, the best peer,
+/// and one more subject.
+const COMPARED: usize = 5;
 
 /// Returns the hosts of a profile. If the machine does not permit namespaces or lacks a program,
 /// prints the reason and returns `None`.
@@ -122,10 +253,48 @@ fn site(profile: Profile) -> io::Result<Option<Site>> {
 }
 
 impl Options {
-    /// Returns the names of the requested real programs. An empty list means all of them.
-    fn programs(&self) -> Vec<String> {
-        let all = self.only.iter().any(|name| name == "F10");
-        if all { Vec::new() } else { self.only.clone() }
+    /// Returns whether a row is to be measured.
+    fn asks_for(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|prefix| name.starts_with(prefix))
+    }
+
+    fn rule(&self) -> Rule {
+        match self.quick {
+            true => Rule {
+                attempts: 1,
+                ..Rule::fixed(1)
+            },
+            false => Rule {
+                least: self.rounds.max(1),
+                most: self.most.max(self.rounds).max(1),
+                target: self.target / 100.0,
+                attempts: ATTEMPTS,
+            },
+        }
+    }
+
+    /// Returns the results to add to: empty ones, or those of an earlier run on this machine.
+    fn results(&self) -> io::Result<Results> {
+        let environment = Environment::of_this_machine();
+        if !self.resume {
+            return Ok(Results {
+                environment,
+                commit: commit(),
+                command: self.command(),
+                rounds: self.rule().least,
+                target: self.rule().target,
+                ..Results::default()
+            });
+        }
+        let results = Results::read(&self.out)?;
+        if results.environment.machine != environment.machine {
+            return Err(io::Error::other(format!(
+                "{} has results of another machine ({}); use another --out",
+                self.out.display(),
+                results.environment.machine
+            )));
+        }
+        Ok(results)
     }
 
     /// Returns the command line, so that readers can repeat the run.
@@ -133,7 +302,12 @@ impl Options {
         let mut command = String::from("cargo xtask bench field");
         match self.quick {
             true => command += " --quick",
-            false => command += &format!(" --rounds {}", self.rounds),
+            false => {
+                let Self {
+                    rounds, most, target, ..
+                } = self;
+                command += &format!(" --rounds {rounds} --most {most} --target {target}");
+            }
         }
         for (option, names) in [("only", &self.only), ("contenders", &self.contenders)] {
             names
@@ -141,19 +315,6 @@ impl Options {
                 .for_each(|name| command += &format!(" --{option} '{name}'"));
         }
         command
-    }
-
-    /// Measures the capacities if a requested load depends on them. Otherwise returns placeholders.
-    fn capacities(&self) -> io::Result<[f64; 3]> {
-        let matters = |name: &String| {
-            ["F1", "F7"]
-                .iter()
-                .any(|load| name.starts_with(load) || load.starts_with(name))
-        };
-        match self.only.is_empty() || self.only.iter().any(matters) {
-            true => capacities(),
-            false => Ok([1e9; 3]),
-        }
     }
 }
 
@@ -195,23 +356,32 @@ fn capacities() -> io::Result<[f64; 3]> {
     Ok(least)
 }
 
-/// Measures every contender once per round. Every other round runs in reverse order, so that drift
-/// affects all contenders.
-pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) -> Measured {
+/// Measures every contender once per round, until the rule ends. Every other round runs in reverse
+/// order, so that drift affects all contenders.
+pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rule: Rule) -> Measured {
+    let rule = if load.is_long() { rule.halved() } else { rule };
     let mut measured = Measured {
         load: load.name.clone(),
         profile: load.profile.name().into(),
         is_bulk: load.is_bulk(),
         is_overload: load.overload.is_some(),
+        full_rounds: rule.least,
         ..Measured::default()
     };
+    let figures = summary::compared(load);
     let mut contenders = contender::asked(contender::of(load), only);
-    let rounds = if load.is_long() { rounds.div_ceil(2) } else { rounds };
-    for round in 0..rounds {
+    for round in 0..rule.most {
+        if round >= rule.least {
+            if is_enough(&measured, &figures, &rule) {
+                break;
+            }
+            let compared = names_compared(&measured, &figures);
+            contenders.retain(|contender| compared.contains(&contender.name));
+        }
         let mut failed = Vec::new();
         for contender in &contenders {
-            match site.run(load, contender, round) {
-                Ok(run) => measured.runs.push(run),
+            match undisturbed(rule.attempts, || site.run(load, contender, round)) {
+                Ok((run, disturbed)) => measured.runs.push(results::Run { disturbed, ..run }),
                 Err(error) => failed.push((contender.name.clone(), error.to_string())),
             }
         }
@@ -220,4 +390,30 @@ pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) 
         contenders.reverse();
     }
     measured
+}
+
+/// Returns whether every figure that the page compares has narrow intervals.
+fn is_enough(measured: &Measured, figures: &[(Figure, &str)], rule: &Rule) -> bool {
+    figures.iter().all(|(figure, subject)| {
+        let others = [Some(REFERENCE), measured.best_peer(*figure)];
+        let ratios: Vec<_> = others
+            .into_iter()
+            .flatten()
+            .filter_map(|to| measured.sampled(*figure, subject, to))
+            .collect();
+        let factor = match figure {
+            Figure::Latency(_) => LATENCY_FACTOR,
+            Figure::Cpu | Figure::Rate => 1.0,
+        };
+        rule.is_narrow(&ratios, measured.control(*figure), factor)
+    })
+}
+
+/// Returns the contenders that the page compares.
+fn names_compared(measured: &Measured, figures: &[(Figure, &str)]) -> Vec<String> {
+    let of_figure = |(figure, subject): &(Figure, &str)| {
+        let best = measured.best_peer(*figure).unwrap_or(REFERENCE);
+        [subject, OURS, AGAIN, REFERENCE, best].map(str::to_owned)
+    };
+    figures.iter().flat_map(of_figure).collect()
 }

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 use spliceway_load::{Estimate, bootstrap, lower_half, upper_half};
 
-use crate::contender::{AGAIN, OURS, REFERENCE};
-use crate::results::AGAIN_CPU;
+use crate::contender::{AGAIN, OURS, REFERENCE, is_peer};
 
 /// One figure for all contenders.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -16,6 +15,9 @@ pub(crate) struct Figures {
     /// For example, "transactions/s".
     pub(crate) unit: String,
     pub(crate) decimals: usize,
+    /// The commit that was measured. It is empty if all results have the same commit.
+    #[serde(default)]
+    pub(crate) commit: String,
     /// By contender, then by round.
     pub(crate) rows: Vec<(String, Vec<f64>)>,
     /// Contenders that were not measured, and the reason.
@@ -55,28 +57,65 @@ impl Figures {
         bootstrap(values.len(), |rounds| self.undisturbed(values, rounds))
     }
 
-    /// Returns one contender's figure relative to another contender's.
-    pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
+    /// Returns one contender's figure relative to another contender's, over rounds that had both.
+    /// The interval allows for the number of rounds.
+    pub(crate) fn sampled(&self, contender: &str, to: &str) -> Option<Estimate> {
         let (own, others) = (self.of(contender)?, self.of(to)?);
-        bootstrap(own.len().min(others.len()), |rounds| {
-            Some(self.undisturbed(own, rounds)? / self.undisturbed(others, rounds)?)
+        let rounds = own.len().min(others.len());
+        let ratio = bootstrap(rounds, |rounds| {
+            let ratio = self.undisturbed(own, rounds)? / self.undisturbed(others, rounds)?;
+            ratio.is_finite().then_some(ratio)
+        })?;
+        Some(ratio.for_rounds(rounds))
+    }
+
+    /// Returns the A/A control relative to spliceway.
+    pub(crate) fn control(&self) -> Option<Estimate> {
+        self.sampled(AGAIN, OURS)
+    }
+
+    /// Returns one contender's figure relative to another contender's. The interval allows for the
+    /// number of rounds and for the difference of the A/A control.
+    pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
+        let control = self.control().map_or(1.0, |control| control.value);
+        let ratio = self.sampled(contender, to)?;
+        Some(if contender == to {
+            ratio
+        } else {
+            ratio.widened_by(control)
         })
+    }
+
+    pub(crate) fn is_more_better(&self) -> bool {
+        self.unit.ends_with("/s")
+    }
+
+    /// Returns the best relay that users may choose instead of spliceway. The rounds in which every
+    /// contender ran decide.
+    pub(crate) fn best_peer(&self) -> Option<&str> {
+        let failed = |name: &String| self.skipped.iter().any(|(one, _)| one == name);
+        let peers = self.rows.iter().filter(|(name, _)| is_peer(name) && !failed(name));
+        let full = peers.clone().map(|(_, values)| values.len()).min()?;
+        let all: Vec<usize> = (0..full).collect();
+        let value = |values: &[f64]| self.undisturbed(values, &all);
+        let peers: Vec<(&str, f64)> = peers
+            .filter_map(|(name, values)| Some((name.as_str(), value(values)?)))
+            .collect();
+        let best = match self.is_more_better() {
+            true => peers.iter().max_by(|a, b| a.1.total_cmp(&b.1)),
+            false => peers.iter().min_by(|a, b| a.1.total_cmp(&b.1)),
+        };
+        best.map(|(name, _)| *name)
     }
 
     /// Returns the mean of the better half of these rounds.
     fn undisturbed(&self, values: &[f64], rounds: &[usize]) -> Option<f64> {
         let values = rounds.iter().map(|at| values[*at]);
         // For rates, more is better.
-        match self.unit.ends_with("/s") {
+        match self.is_more_better() {
             true => upper_half(values),
             false => lower_half(values),
         }
-    }
-
-    /// Returns the reason why the figure cannot be shown for any contender, if there is one.
-    pub(crate) fn noisy(&self) -> Option<String> {
-        let again = self.ratio(AGAIN, OURS)?.value;
-        ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the figure"))
     }
 
     /// Returns a Markdown table. Ratios are relative to tokio, or to the first contender if the

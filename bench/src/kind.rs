@@ -43,6 +43,8 @@ pub(crate) enum Kind {
     Nginx,
     /// spliceway's program, `spliceway forward`, with its log discarded.
     Program,
+    /// spliceway's program without records of sessions.
+    ProgramNoLog,
     /// spliceway's `copy_bidirectional`.
     Spliceway,
     /// The A/A control: [`Self::Spliceway`] once more. The difference is the noise of the run.
@@ -76,6 +78,7 @@ impl Kind {
             Self::Haproxy => "HAProxy",
             Self::Nginx => "nginx",
             Self::Program => "spliceway forward",
+            Self::ProgramNoLog => "spliceway forward, no log",
             Self::Spliceway => "spliceway",
             Self::Again => "spliceway, again",
             Self::Before => "spliceway, before",
@@ -109,6 +112,7 @@ impl Kind {
             Self::Haproxy => Some(Server::Haproxy),
             Self::Nginx => Some(Server::Nginx),
             Self::Program => Some(Server::Spliceway),
+            Self::ProgramNoLog => Some(Server::SplicewayNoLog),
             Self::ProgramBefore => Some(Server::SplicewayBefore),
             _ => None,
         }
@@ -201,7 +205,13 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
     // The future is on the heap. A session then uses the memory of its own relay's future, not of
     // the largest future.
     match kind {
-        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program | Kind::ProgramBefore => {
+        Kind::Direct
+        | Kind::Go
+        | Kind::Haproxy
+        | Kind::Nginx
+        | Kind::Program
+        | Kind::ProgramNoLog
+        | Kind::ProgramBefore => {
             unreachable!("no relay of this program")
         }
         Kind::Tokio | Kind::TokioTwoWorkers => Box::pin(tokio::io::copy_bidirectional(a, b)).await.map(drop),

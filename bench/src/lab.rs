@@ -4,19 +4,16 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::thread;
-use std::time::Duration;
 
 use clap::Args;
-use spliceway_load::{Generator, Offer, Requests, Schedule, What};
 use spliceway_machine as machine;
 
-use crate::contender::{self, Contender};
 use crate::figures::Figures;
 use crate::load::{self, Profile};
 use crate::results::Measured;
-use crate::site::{CLIENT, SERVER, Site};
-use crate::{field, kind, programs};
+use crate::site::Site;
+use crate::stop::Rule;
+use crate::{field, programs};
 
 /// The measurements to make, and where to write them.
 #[derive(Args)]
@@ -24,7 +21,7 @@ pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these tests, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6.
+    /// Only these tests, by name or by a prefix of it: bulk, "round trips", sweep, churn, k6.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
     /// The folder for the results.
@@ -45,13 +42,15 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     let site = Site::new(Profile::Loopback)?;
     let mut all = Vec::new();
     for load in load::laboratory().iter().filter(|load| options.names(&load.name)) {
-        all.extend(tables(&field::measure(&site, load, &[], options.rounds)));
-    }
-    if options.names("idle") {
-        all.extend(idle(&site)?);
+        all.extend(tables(&field::measure(&site, load, &[], Rule::fixed(options.rounds))));
     }
     if options.names("k6") {
-        all.extend(programs::measure(&site, options.rounds, &["k6".into()], &[])?);
+        all.extend(programs::measure(
+            &site,
+            Rule::fixed(options.rounds),
+            &["k6".into()],
+            &[],
+        )?);
     }
     let page: String = all.iter().map(Figures::table).collect();
     println!("{page}");
@@ -84,72 +83,4 @@ fn tables(measured: &Measured) -> [Figures; 2] {
         cpu.skip(name, why.clone());
     }
     [cpu, rates]
-}
-
-/// Connections that carry 256 KiB in each direction and are then idle. A relay that splices with
-/// its own pipes needs six descriptors for each connection.
-const IDLE: usize = 3_000;
-
-fn idle(site: &Site) -> io::Result<[Figures; 3]> {
-    let figures = |what: &str, unit, decimals| Figures::new(format!("{IDLE} idle connections, {what}"), unit, decimals);
-    let mut all = [
-        figures("descriptors", "each", 2),
-        figures("pipes", "each", 2),
-        figures("resident memory", "KiB each", 1),
-    ];
-    for contender in contender::relays() {
-        match held(site, &contender) {
-            Ok(held) => held
-                .iter()
-                .zip(&mut all)
-                .for_each(|(value, figures)| figures.add(&contender.name, *value)),
-            Err(error) => all[0].skip(&contender.name, error.to_string()),
-        }
-    }
-    Ok(all)
-}
-
-fn held(site: &Site, contender: &Contender) -> io::Result<[f64; 3]> {
-    let offer = Offer {
-        requests: Some(Requests {
-            connections: IDLE,
-            size: 256 << 10,
-            rate: 0.0,
-        }),
-        ..Offer::default()
-    };
-    let (_, server) = site.addresses();
-    let listener = site.node(SERVER).inside(|| kind::listener((server, 0).into(), false))?;
-    let relay = site.relay(contender, listener.local_addr()?)?;
-    let before = relay.resources()?;
-    let mut after = before;
-    // One exchange on each connection, and then one second without exchanges.
-    let gap = Duration::from_millis(1);
-    let schedule: Schedule = (0..IDLE).map(|at| (gap * at as u32, What::Request(at))).collect();
-    let window = (Duration::ZERO, gap * IDLE as u32 + Duration::from_secs(1));
-    let done = thread::scope(|scope| {
-        let generating = scope.spawn(|| {
-            site.node(CLIENT).enter()?;
-            let generator = Generator::connect(offer, listener, relay.address)?;
-            generator.run(&schedule, window, Duration::ZERO, |opens| {
-                if !opens {
-                    after = relay.resources()?;
-                }
-                Ok(())
-            })
-        });
-        generating.join().expect("it does not panic")
-    })?;
-    if done.completed < IDLE as u64 {
-        return Err(io::Error::other(format!(
-            "{} of {IDLE} connections had their answer",
-            done.completed
-        )));
-    }
-    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / IDLE as f64;
-    Ok([
-        each(before.descriptors, after.descriptors),
-        each(before.pipes, after.pipes) / 2.0,
-        each(before.rss_kib, after.rss_kib),
-    ])
 }

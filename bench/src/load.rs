@@ -159,6 +159,18 @@ impl Load {
         self.overload.is_some() || self.profile == Profile::Ocean
     }
 
+    /// Returns whether the load's rate is a part of the slowest contender's capacity.
+    pub(crate) fn depends_on_capacity(&self) -> bool {
+        ["F1", "F7"].iter().any(|family| self.name.starts_with(family))
+    }
+
+    /// Returns about how many seconds one run takes, with starting and connecting.
+    pub(crate) fn run_seconds(&self) -> f64 {
+        const START: f64 = 0.15;
+        let overload = self.overload.map_or(0.0, |length| length.as_secs_f64() + 2.0);
+        START + self.profile.warming().as_secs_f64() + self.seconds() + overload
+    }
+
     /// Returns whether CPU time is reported per GiB. Otherwise, it is reported per exchange.
     pub(crate) fn is_bulk(&self) -> bool {
         self.offer.streams.is_some() && self.offer.requests.is_none()
@@ -238,6 +250,9 @@ fn closed(mut load: Load) -> Load {
     load.to(All)
 }
 
+/// New connections as fast as the relay permits, 32 at the same time.
+pub(crate) const CHURN: &str = "F6 connections, 32 at once";
+
 /// Returns all loads of the field benchmark. `capacity` is the slowest contender's capacity in one
 /// flow, in bytes per second, for each rack profile.
 pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
@@ -284,6 +299,7 @@ pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
             .beside_requests(3_000.0)
             .to(All),
         connects("F6 1,500 connections/s", Rack, 1_500.0).to(All).with_spinner(),
+        closed(connects(CHURN, Rack, 32.0)),
         overload,
         down("F8 far sink", Continent, 4, 64 * KIB, 90.0 * MB).to(All),
         up("F8 far source", Continent, 4, 64 * KIB, 90.0 * MB).to(All),
@@ -322,5 +338,6 @@ pub(crate) fn quick() -> Vec<Load> {
         requests("F2 64 B × 50", Rack, 50, 64, 2_000.0),
         down("F3 20 × 3 Mbit/s", City, 20, 16 * KIB, 7.5 * MB),
         connects("F6 200 connections/s", Rack, 200.0),
+        closed(connects(CHURN, Rack, 32.0)).to(Contenders::Few),
     ]
 }

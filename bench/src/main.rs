@@ -4,9 +4,11 @@
 
 mod charts;
 mod contender;
+mod counts;
 mod environment;
 mod field;
 mod figures;
+mod idle;
 mod kind;
 mod lab;
 mod load;
@@ -17,6 +19,8 @@ mod relay;
 mod results;
 mod servers;
 mod site;
+mod stop;
+mod summary;
 mod tls;
 mod validate;
 

@@ -9,14 +9,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use spliceway_load::Estimate;
 use spliceway_machine as machine;
 
-use crate::contender::{self, Contender};
+use crate::contender::{self, AGAIN, Contender, OURS, REFERENCE};
 use crate::figures::Figures;
-use crate::meter::CoreTime;
+use crate::meter::{CoreTime, undisturbed};
 use crate::servers::{self, Folder};
 use crate::site::{CLIENT, SERVER, Site};
-use crate::{LOAD_CORE, RELAY_CORE};
+use crate::stop::Rule;
+use crate::{LOAD_CORE, RELAY_CORE, summary};
 
 /// A client that reaches a server through the relay.
 struct Workload {
@@ -45,6 +47,11 @@ const SELECT: &str = "-S -M prepared";
 /// k6 does not send a usage report to its makers, and does not open a control interface.
 const K6: &str = "k6 run --quiet --no-usage-report --address= -e TARGET=HOST:PORT -";
 const VEGETA: &str = "vegeta attack -duration=1s -timeout=5s";
+
+/// Returns the titles of all workloads.
+pub(crate) fn titles() -> Vec<&'static str> {
+    workloads().into_iter().map(|one| one.title).collect()
+}
 
 fn workloads() -> Vec<Workload> {
     let of = |title, server, client: String, unit, parse: fn(&str) -> Option<f64>| Workload {
@@ -104,7 +111,7 @@ fn workloads() -> Vec<Workload> {
 
 /// Measures each workload through each relay. Returns a table of the clients' figures and a table
 /// of the relay's CPU time.
-pub(crate) fn measure(site: &Site, rounds: usize, only: &[String], contenders: &[String]) -> io::Result<Vec<Figures>> {
+pub(crate) fn measure(site: &Site, rule: Rule, only: &[String], contenders: &[String]) -> io::Result<Vec<Figures>> {
     let mut all = Vec::new();
     let is_asked = |one: &Workload| only.is_empty() || only.iter().any(|name| one.title.starts_with(name.as_str()));
     let workloads: Vec<Workload> = workloads().into_iter().filter(is_asked).collect();
@@ -126,14 +133,14 @@ pub(crate) fn measure(site: &Site, rounds: usize, only: &[String], contenders: &
         };
         for workload in workloads.iter().filter(|one| one.server == kind) {
             let began = Instant::now();
-            all.extend(through_all(site, workload, &server, rounds, contenders));
+            all.extend(through_all(site, workload, &server, rule, contenders));
             eprintln!("F10 {}: {:.0} s", workload.title, began.elapsed().as_secs_f64());
         }
     }
     Ok(all)
 }
 
-fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize, only: &[String]) -> [Figures; 2] {
+fn through_all(site: &Site, workload: &Workload, server: &Server, rule: Rule, only: &[String]) -> [Figures; 2] {
     let mut figures = Figures::new(
         workload.title,
         workload.unit,
@@ -141,11 +148,20 @@ fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize,
     );
     let mut cpu = Figures::new(format!("{}, CPU", workload.title), "% of the relay's core", 0);
     let mut contenders = contender::asked(contender::of_programs(), only);
-    for _ in 0..rounds {
+    for round in 0..rule.most {
+        if round >= rule.least {
+            let compared = [OURS, AGAIN, REFERENCE, figures.best_peer().unwrap_or(REFERENCE)];
+            let ratios = compared[2..].iter().filter_map(|to| figures.sampled(OURS, to));
+            let ratios: Vec<Estimate> = ratios.collect();
+            if !summary::compares(workload.title) || rule.is_narrow(&ratios, figures.control(), 1.0) {
+                break;
+            }
+            contenders.retain(|contender| compared.contains(&contender.name.as_str()));
+        }
         let mut failed = Vec::new();
         for contender in &contenders {
-            match run(site, workload, server, contender) {
-                Ok((value, busy)) => {
+            match undisturbed(rule.attempts, || run(site, workload, server, contender)) {
+                Ok(((value, busy), _)) => {
                     figures.add(&contender.name, value);
                     if !contender.kind.shares_cores() {
                         cpu.add(&contender.name, busy * 100.0);

@@ -43,8 +43,19 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts a relay on its core, with `upstream` as its target.
-    pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
+    /// Starts a relay on its core. Only programs that balance use more than the first target.
+    pub(crate) fn start(kind: Kind, listen: IpAddr, targets: &[SocketAddr]) -> io::Result<Self> {
+        Self::start_under(&[], kind, listen, targets)
+    }
+
+    /// Starts a relay under an instrument: the words before its command line.
+    pub(crate) fn start_under(
+        instrument: &[String],
+        kind: Kind,
+        listen: IpAddr,
+        targets: &[SocketAddr],
+    ) -> io::Result<Self> {
+        let upstream = targets[0];
         if kind == Kind::Direct {
             return Ok(Self {
                 process: None,
@@ -54,7 +65,7 @@ impl Relay {
         }
         if let Some(server) = kind.server() {
             return Self::start_program(kind.name(), listen, |address, folder| {
-                server.command(address, upstream, folder)
+                Ok(servers::under(instrument, &server.command(address, targets, folder)?))
             });
         }
         let (build, kind) = match kind {
@@ -63,11 +74,10 @@ impl Relay {
         };
         let name = kind.to_possible_value().expect("all others can be typed");
         let mut command = Command::new(build);
-        command
-            .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
-            .stdout(Stdio::piped());
+        command.args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()]);
+        let mut command = servers::under(instrument, &command);
         let cores = if kind.shares_cores() { BOTH } else { OWN };
-        let mut process = Process::spawn(&mut command, cores, None)?;
+        let mut process = Process::spawn(command.stdout(Stdio::piped()), cores, None)?;
         let mut line = String::new();
         BufReader::new(process.child.stdout.take().expect("piped")).read_line(&mut line)?;
         let address = line.trim().parse();

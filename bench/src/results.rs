@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::contender::{AGAIN, Contender, DIRECT, OURS};
-use spliceway_load::{Done, Estimate, Histogram, bootstrap, lower_half, typical};
+use crate::contender::{AGAIN, Contender, DIRECT, OURS, is_peer};
+use spliceway_load::{Done, Estimate, Histogram, bootstrap, lower_half, typical, upper_half};
 
 /// One run of one contender under one load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub(crate) struct Run {
     pub(crate) load_busy: f64,
     /// The fraction of the window that the host took from either core.
     pub(crate) steal: f64,
+    /// The fraction of the run's time that the host and other processes used.
+    #[serde(default)]
+    pub(crate) disturbed: f64,
     pub(crate) offered: u64,
     pub(crate) completed: u64,
     /// Bytes of writes that arrived in the window.
@@ -58,6 +61,12 @@ pub(crate) struct Measured {
     /// Whether CPU time is per GiB. Otherwise, it is per exchange.
     pub(crate) is_bulk: bool,
     pub(crate) is_overload: bool,
+    /// The commit that was measured. It is empty if all results have the same commit.
+    #[serde(default)]
+    pub(crate) commit: String,
+    /// The rounds in which every contender ran. Zero stands for all rounds.
+    #[serde(default)]
+    pub(crate) full_rounds: usize,
     pub(crate) runs: Vec<Run>,
     /// Contenders that failed, each with a description of the failure.
     pub(crate) failed: Vec<(String, String)>,
@@ -66,17 +75,30 @@ pub(crate) struct Measured {
 /// The percentiles in the tables.
 pub(crate) const PERCENTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];
 
+/// The figure that a row compares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Figure {
+    /// CPU time of the relay's core, for each GiB or exchange.
+    Cpu,
+    /// Exchanges per second.
+    Rate,
+    /// The latency itself, at a percentile.
+    Latency(f64),
+}
+
+impl Figure {
+    pub(crate) fn is_more_better(self) -> bool {
+        self == Self::Rate
+    }
+}
+
 /// The highest permitted use of the load's core. If the core is busier, the load is measured
 /// together with the relay.
 pub(crate) const LOAD_BUSY: f64 = 0.70;
-/// The fraction of the window that the host may use. Two runs of one relay can differ by this much.
-pub(crate) const STEAL: f64 = 0.02;
+/// If the load's core is busier, it limits the rate. The relay could do more.
+pub(crate) const LOAD_LIMITS: f64 = 0.95;
 /// The generator may be late by this fraction of the latency that it reports.
 pub(crate) const LATE: f64 = 0.10;
-/// The A/A control may differ by this fraction in CPU time and in rates.
-pub(crate) const AGAIN_CPU: f64 = 0.10;
-/// The A/A control may differ by this fraction in each percentile.
-pub(crate) const AGAIN_LATENCY: f64 = 0.25;
 /// A contender that completes a smaller fraction of the due messages cannot sustain the load.
 pub(crate) const SUSTAINED: f64 = 0.99;
 
@@ -90,6 +112,10 @@ impl Measured {
             }
         }
         names
+    }
+
+    pub(crate) fn rounds(&self) -> usize {
+        self.runs.iter().map(|run| run.round + 1).max().unwrap_or(0)
     }
 
     pub(crate) fn runs_of<'a>(&'a self, contender: &'a str) -> impl Iterator<Item = &'a Run> {
@@ -109,44 +135,75 @@ impl Measured {
         bootstrap(costs.len(), |rounds| lower_half(rounds.iter().map(|at| costs[*at])))
     }
 
-    /// Returns one contender's CPU time relative to another contender's, over rounds that had both.
-    pub(crate) fn cpu_ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
+    /// Returns a figure over these runs.
+    fn over<'a>(&self, figure: Figure, runs: impl Iterator<Item = &'a Run>) -> Option<f64> {
+        match figure {
+            Figure::Cpu => lower_half(runs.map(|run| self.unit_cost(run))),
+            Figure::Rate => upper_half(runs.map(|run| run.completed as f64 / run.wall)),
+            Figure::Latency(part) => typical(runs.map(times), part),
+        }
+    }
+
+    pub(crate) fn value(&self, figure: Figure, contender: &str) -> Option<f64> {
+        self.over(figure, self.runs_of(contender))
+    }
+
+    /// Returns one contender's figure relative to another contender's, over rounds that had both.
+    /// The interval allows for the number of rounds.
+    pub(crate) fn sampled(&self, figure: Figure, contender: &str, to: &str) -> Option<Estimate> {
         let pairs = self.pairs(contender, to);
-        bootstrap(pairs.len(), |rounds| {
-            let own = lower_half(rounds.iter().map(|at| self.unit_cost(pairs[*at].0)))?;
-            Some(own / lower_half(rounds.iter().map(|at| self.unit_cost(pairs[*at].1)))?)
+        let ratio = bootstrap(pairs.len(), |rounds| {
+            let own = self.over(figure, rounds.iter().map(|at| pairs[*at].0))?;
+            let ratio = own / self.over(figure, rounds.iter().map(|at| pairs[*at].1))?;
+            ratio.is_finite().then_some(ratio)
+        })?;
+        Some(ratio.for_rounds(pairs.len()))
+    }
+
+    /// Returns the A/A control relative to spliceway.
+    pub(crate) fn control(&self, figure: Figure) -> Option<Estimate> {
+        self.sampled(figure, AGAIN, OURS)
+    }
+
+    /// Returns one contender's figure relative to another contender's. The interval allows for the
+    /// number of rounds and for the difference of the A/A control.
+    pub(crate) fn ratio(&self, figure: Figure, contender: &str, to: &str) -> Option<Estimate> {
+        let control = self.control(figure).map_or(1.0, |control| control.value);
+        let ratio = self.sampled(figure, contender, to)?;
+        Some(if contender == to {
+            ratio
+        } else {
+            ratio.widened_by(control)
         })
+    }
+
+    /// Returns the best relay that users may choose instead of spliceway. The rounds in which every
+    /// contender ran decide.
+    pub(crate) fn best_peer(&self, figure: Figure) -> Option<&str> {
+        let is_full = |run: &&Run| self.full_rounds == 0 || run.round < self.full_rounds;
+        let value = |name: &str| self.over(figure, self.runs_of(name).filter(is_full));
+        let is_reliable = |name: &str| figure == Figure::Rate || self.unreliable(figure, name).is_none();
+        let shown = |name: &&str| self.not_sustained(name).is_none() && is_reliable(name);
+        let peers = self.contenders().into_iter().filter(|name| is_peer(name)).filter(shown);
+        let all: Vec<(&str, f64)> = peers.filter_map(|name| Some((name, value(name)?))).collect();
+        let best = match figure.is_more_better() {
+            true => all.iter().max_by(|a, b| a.1.total_cmp(&b.1)),
+            false => all.iter().min_by(|a, b| a.1.total_cmp(&b.1)),
+        };
+        best.map(|(name, _)| *name)
     }
 
     /// Returns the microseconds that a contender adds to the direct connection at a quantile.
     pub(crate) fn added(&self, contender: &str, part: f64) -> Option<Estimate> {
         let pairs = self.pairs(contender, DIRECT);
         bootstrap(pairs.len(), |rounds| {
-            let own = typical(rounds.iter().map(|at| self.times(pairs[*at].0)), part)?;
-            Some(own - typical(rounds.iter().map(|at| self.times(pairs[*at].1)), part)?)
+            let own = typical(rounds.iter().map(|at| times(pairs[*at].0)), part)?;
+            Some(own - typical(rounds.iter().map(|at| times(pairs[*at].1)), part)?)
         })
-    }
-
-    /// Returns the durations of the exchanges if there are any. Otherwise returns the durations of
-    /// the writes.
-    fn times<'a>(&self, run: &'a Run) -> &'a Histogram {
-        match run.exchanges.count() {
-            0 => &run.writes,
-            _ => &run.exchanges,
-        }
     }
 
     pub(crate) fn quantile(&self, contender: &str, part: f64) -> Option<f64> {
-        typical(self.runs_of(contender).map(|run| self.times(run)), part)
-    }
-
-    /// Returns one contender's quantile relative to another contender's, over rounds that had both.
-    pub(crate) fn quantile_ratio(&self, contender: &str, to: &str, part: f64) -> Option<Estimate> {
-        let pairs = self.pairs(contender, to);
-        bootstrap(pairs.len(), |rounds| {
-            let own = typical(rounds.iter().map(|at| self.times(pairs[*at].0)), part)?;
-            Some(own / typical(rounds.iter().map(|at| self.times(pairs[*at].1)), part)?)
-        })
+        self.value(Figure::Latency(part), contender)
     }
 
     fn pairs<'a>(&'a self, contender: &str, other: &str) -> Vec<(&'a Run, &'a Run)> {
@@ -176,52 +233,36 @@ impl Measured {
         (done < SUSTAINED).then_some(done)
     }
 
-    /// Returns the reason why none of a contender's figures can be shown, namely a fault in the
-    /// set-up.
-    pub(crate) fn omitted(&self, contender: &str) -> Option<String> {
+    /// Returns the reason why a figure measures the load more than the relay, if it does. CPU time
+    /// never does, because the relay has its own core.
+    pub(crate) fn unreliable(&self, figure: Figure, contender: &str) -> Option<String> {
         let busy = self.mean(contender, |run| run.load_busy);
-        let steal = self.mean(contender, |run| run.steal);
-        if busy > LOAD_BUSY {
-            return Some(format!("the load's core is {:.0} % busy", busy * 100.0));
+        let most = match figure {
+            Figure::Cpu => return None,
+            Figure::Rate => LOAD_LIMITS,
+            Figure::Latency(_) => LOAD_BUSY,
+        };
+        match figure {
+            _ if busy > most => Some(format!("the load's core is {:.0} % busy", busy * 100.0)),
+            Figure::Latency(part) => self.late(contender, part),
+            _ => None,
         }
-        (steal > STEAL).then(|| format!("the host took {:.1} % of the time", steal * 100.0))
     }
 
     /// Returns the reason why one contender's percentile cannot be shown.
-    pub(crate) fn late(&self, contender: &str, part: f64) -> Option<String> {
+    fn late(&self, contender: &str, part: f64) -> Option<String> {
         let late = typical(self.runs_of(contender).map(|run| &run.lateness), part);
         let (late, latency) = (late?, self.quantile(contender, part)?);
         (late > LATE * latency).then(|| format!("the generator is late: {late:.0} of {latency:.0} µs"))
     }
+}
 
-    /// Returns the reason why CPU time cannot be shown under this load.
-    pub(crate) fn noisy_cpu(&self) -> Option<String> {
-        let again = self.cpu_ratio(AGAIN, OURS)?.value;
-        ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the CPU time"))
-    }
-
-    /// Returns the reason why a percentile cannot be shown for any contender.
-    pub(crate) fn noisy_latency(&self, part: f64) -> Option<String> {
-        let again = self.quantile(AGAIN, part)? / self.quantile(OURS, part)?;
-        ((again - 1.0).abs() > AGAIN_LATENCY).then(|| format!("the A/A control has {again:.2} times the latency"))
-    }
-
-    /// Returns any reason why one contender's percentile cannot be shown.
-    pub(crate) fn omitted_latency(&self, contender: &str, part: f64) -> Option<String> {
-        self.omitted(contender)
-            .or_else(|| self.noisy_latency(part))
-            .or_else(|| self.late(contender, part))
-    }
-
-    /// Returns any reason why one contender's CPU time cannot be shown.
-    pub(crate) fn omitted_cpu(&self, contender: &str) -> Option<String> {
-        self.omitted(contender).or_else(|| self.noisy_cpu())
-    }
-
-    /// Returns the number of contenders with a CPU time or a median latency that can be shown.
-    pub(crate) fn survivors(&self) -> usize {
-        let survives = |name: &&str| self.omitted_cpu(name).is_none() || self.omitted_latency(name, 0.5).is_none();
-        self.contenders().into_iter().filter(survives).count()
+/// Returns the durations of the exchanges if there are any. Otherwise returns the durations of the
+/// writes.
+fn times(run: &Run) -> &Histogram {
+    match run.exchanges.count() {
+        0 => &run.writes,
+        _ => &run.exchanges,
     }
 }
 
@@ -266,7 +307,7 @@ mod tests {
     #[test]
     fn ratios_compare_the_same_rounds() {
         let measured = measured(&[(REFERENCE, 0.4), (OURS, 0.1), (AGAIN, 0.1)]);
-        let ratio = measured.cpu_ratio(OURS, REFERENCE).unwrap();
+        let ratio = measured.ratio(Figure::Cpu, OURS, REFERENCE).unwrap();
         for bound in [ratio.value, ratio.low, ratio.high] {
             assert!((bound - 0.25).abs() < 1e-9, "{ratio:?}");
         }
@@ -278,34 +319,55 @@ mod tests {
     }
 
     #[test]
-    fn only_faults_in_the_set_up_omit_a_point() {
+    fn a_control_that_differs_widens_the_interval() {
+        let ratio = |again: f64| {
+            let measured = measured(&[(REFERENCE, 0.4), (OURS, 0.1), (AGAIN, again)]);
+            measured.ratio(Figure::Cpu, OURS, REFERENCE).unwrap()
+        };
+        for again in [0.125, 0.08] {
+            let wide = ratio(again);
+            assert!(
+                (wide.low - 0.2).abs() < 1e-9 && (wide.high - 0.3125).abs() < 1e-9,
+                "{wide:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_latency_depends_on_the_load() {
         let fine = measured(&[(DIRECT, 0.1), (OURS, 0.1), (AGAIN, 0.1)]);
-        assert_eq!((fine.omitted_cpu(OURS), fine.omitted_latency(OURS, 0.99)), (None, None));
-        assert_eq!(fine.survivors(), 3);
         let with = |fault: fn(&mut Run)| {
             let mut faulty = fine.clone();
             faulty.runs.iter_mut().for_each(fault);
             faulty
         };
+        let unreliable = |measured: &Measured, part| measured.unreliable(Figure::Latency(part), OURS);
+        assert_eq!(unreliable(&fine, 0.99), None);
         let busy = with(|run| run.load_busy = 0.8);
-        assert_eq!(busy.omitted(OURS).as_deref(), Some("the load's core is 80 % busy"));
-
-        let stolen = with(|run| run.steal = 0.05);
-        assert_eq!(stolen.omitted(OURS).as_deref(), Some("the host took 5.0 % of the time"));
-        assert_eq!(stolen.survivors(), 0);
+        assert_eq!(unreliable(&busy, 0.5).as_deref(), Some("the load's core is 80 % busy"));
+        assert_eq!(busy.unreliable(Figure::Cpu, OURS), None);
 
         let late = with(|run| (0..100).for_each(|_| run.lateness.record(Duration::from_millis(1))));
-        assert!(late.omitted_latency(OURS, 0.99).is_some());
-        assert!(
-            late.omitted_latency(OURS, 0.5).is_none(),
-            "half of the messages were on time"
-        );
+        assert!(unreliable(&late, 0.99).is_some());
+        assert!(unreliable(&late, 0.5).is_none(), "half of the messages were on time");
 
         let slow = with(|run| run.completed = 1_500);
         assert_eq!(slow.not_sustained(OURS), Some(0.75));
-        assert_eq!(slow.omitted(OURS), None, "it stays in the table");
+    }
 
-        assert!(measured(&[(OURS, 0.1), (AGAIN, 0.12)]).omitted_cpu(OURS).is_some());
+    #[test]
+    fn the_best_peer_comes_from_the_rounds_that_all_contenders_have() {
+        let mut measured = measured(&[(OURS, 0.1), ("Go", 0.2), ("nginx", 0.3)]);
+        measured.full_rounds = 5;
+        // Later rounds without nginx must not change the choice.
+        measured.runs.extend((5..50).map(|round| run("Go", round, 9.0)));
+        assert_eq!(measured.best_peer(Figure::Cpu), Some("Go"));
+        measured
+            .runs
+            .iter_mut()
+            .for_each(|run| run.completed = 100 * run.round as u64);
+        measured.runs.retain(|run| run.contender != "Go");
+        assert_eq!(measured.best_peer(Figure::Cpu), None, "it did not sustain the load");
     }
 
     #[test]

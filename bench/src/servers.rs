@@ -1,6 +1,7 @@
 //! Relays that are separate programs: a Go relay, HAProxy, nginx, and spliceway's own program.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ pub(crate) enum Server {
     Haproxy,
     Nginx,
     Spliceway,
+    SplicewayNoLog,
     SplicewayBefore,
 }
 
@@ -31,37 +33,44 @@ impl Server {
             Self::Go => go_relay().as_ref().err().cloned(),
             Self::Haproxy => unless_installed("haproxy"),
             Self::Nginx => unless_installed("nginx"),
-            Self::Spliceway | Self::SplicewayBefore => self.spliceway().err().map(|error| error.to_string()),
+            Self::Spliceway | Self::SplicewayNoLog | Self::SplicewayBefore => {
+                self.spliceway().err().map(|error| error.to_string())
+            }
         }
     }
 
     /// Returns the command that starts the program in the foreground. Its files are in `folder`.
-    pub(crate) fn command(self, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> io::Result<Command> {
+    pub(crate) fn command(self, listen: SocketAddr, targets: &[SocketAddr], folder: &Path) -> io::Result<Command> {
         match self {
             Self::Go => {
                 let relay = go_relay().as_ref().map_err(|why| io::Error::other(why.clone()))?;
                 let mut command = Command::new(format!("/proc/{}/fd/{}", std::process::id(), relay.as_raw_fd()));
-                command.args([listen.to_string(), upstream.to_string()]);
+                command.args([listen.to_string(), targets[0].to_string()]);
                 Ok(command)
             }
             Self::Haproxy => {
                 let file = folder.join("haproxy.cfg");
-                fs::write(&file, haproxy_configuration(listen, upstream))?;
+                fs::write(&file, haproxy_configuration(listen, targets))?;
                 let mut command = Command::new("haproxy");
                 command.arg("-db").arg("-q").arg("-f").arg(file);
                 Ok(command)
             }
             Self::Nginx => {
                 let file = folder.join("nginx.conf");
-                fs::write(&file, nginx_configuration(&nginx_module()?, listen, upstream, folder))?;
+                fs::write(&file, nginx_configuration(&nginx_module()?, listen, targets, folder))?;
                 let mut command = Command::new("nginx");
                 command.args(["-e", "/dev/null", "-p"]).arg(folder).arg("-c").arg(file);
                 Ok(command)
             }
-            Self::Spliceway | Self::SplicewayBefore => {
+            Self::Spliceway | Self::SplicewayNoLog | Self::SplicewayBefore => {
                 let mut command = Command::new(self.spliceway()?);
-                command.args(["forward", "--workers", "1", "-l"]);
-                command.args([listen.to_string(), "-r".into(), upstream.to_string()]);
+                command.args(["forward", "--workers", "1", "-l", &listen.to_string()]);
+                for to in targets {
+                    command.args(["-r", &to.to_string()]);
+                }
+                if self == Self::SplicewayNoLog {
+                    command.args(["--access-log", "off"]);
+                }
                 Ok(command)
             }
         }
@@ -69,6 +78,11 @@ impl Server {
 }
 
 impl Server {
+    /// Returns whether the program can have several targets.
+    pub(crate) fn balances(self) -> bool {
+        self != Self::Go
+    }
+
     /// Returns the path of spliceway's program, which `cargo xtask bench` builds in this program's
     /// folder.
     pub(crate) fn spliceway(self) -> io::Result<PathBuf> {
@@ -115,12 +129,20 @@ fn build_go_relay() -> io::Result<File> {
     }
 }
 
+/// The connections that each target permits, within the limit of descriptors. Both programs
+/// allocate memory for all of them when they start.
+const PER_TARGET: u64 = 16_384;
+
 /// Returns a configuration for as many connections as the descriptors permit. Each connection
 /// needs two descriptors. A quarter of the connections, HAProxy's default, have a pipe, which needs
 /// two more.
-fn haproxy_configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
+fn haproxy_configuration(listen: SocketAddr, targets: &[SocketAddr]) -> String {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-    let connections = (descriptors.saturating_sub(200) * 2 / 5).min(16_384);
+    let connections = (descriptors.saturating_sub(200) * 2 / 5).min(most_connections(targets));
+    let servers = targets.iter().enumerate();
+    let servers: String = servers
+        .map(|(at, to)| format!("    server upstream{at} {to}\n"))
+        .collect();
     format!(
         "global
     nbthread 1
@@ -134,18 +156,25 @@ defaults
     timeout server 600s
 listen relay
     bind {listen} backlog {BACKLOG}
-    server upstream {upstream}
-"
+{servers}"
     )
+}
+
+fn most_connections(targets: &[SocketAddr]) -> u64 {
+    match targets.len() as u64 {
+        1 => PER_TARGET,
+        many => 3 * many * PER_TARGET,
+    }
 }
 
 /// Returns a configuration for as many connections as the descriptors permit. Each client needs
 /// two connections.
-fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
+fn nginx_configuration(module: &str, listen: SocketAddr, targets: &[SocketAddr], folder: &Path) -> String {
     let folder = folder.display();
     let connections = getrlimit(Resource::Nofile)
         .current
-        .map_or(16_384, |most| most.min(20_000));
+        .map_or(PER_TARGET, |most| most.min(most_connections(targets) * 5 / 2));
+    let servers: String = targets.iter().map(|to| format!("        server {to};\n")).collect();
     format!(
         "{module}daemon off;
 worker_processes 1;
@@ -155,9 +184,11 @@ events {{
     worker_connections {connections};
 }}
 stream {{
+    upstream targets {{
+{servers}    }}
     server {{
         listen {listen} backlog={BACKLOG};
-        proxy_pass {upstream};
+        proxy_pass targets;
     }}
 }}
 "
@@ -189,13 +220,22 @@ pub(crate) fn unless_installed(program: &str) -> Option<String> {
 
 /// Pins a command to one core.
 pub(crate) fn on_core(core: usize, command: &Command) -> Command {
-    let mut pinned = Command::new("taskset");
-    pinned
-        .args(["-c", &core.to_string()])
-        .arg(command.get_program())
-        .args(command.get_args());
+    let mut pinned = under(&["taskset".into(), "-c".into(), core.to_string()], command);
     pinned.stdin(Stdio::null());
     pinned
+}
+
+/// Returns a command that another one runs: the words before it.
+pub(crate) fn under(words: &[String], command: &Command) -> Command {
+    let own = command.get_args().map(OsStr::to_owned);
+    let mut line = words
+        .iter()
+        .map(OsString::from)
+        .chain([command.get_program().to_owned()])
+        .chain(own);
+    let mut outer = Command::new(line.next().expect("the command has a name"));
+    outer.args(line);
+    outer
 }
 
 /// A folder for the files of one run. Dropping it removes the folder.

@@ -89,7 +89,7 @@ impl Site {
     pub(crate) fn relay(&self, contender: &Contender, upstream: SocketAddr) -> io::Result<Relay> {
         let (listen, _) = self.addresses();
         self.node(RELAY)
-            .inside(|| Relay::start(contender.kind, listen, upstream))
+            .inside(|| Relay::start(contender.kind, listen, &[upstream]))
     }
 
     /// Runs a load on a contender once.

@@ -45,6 +45,11 @@ impl Endpoint {
             .get_or_insert_with(|| socket::is_drained_by_a_short_receive(source))
     }
 
+    /// Records the answer for a source whose origin is known.
+    pub(crate) fn set_short_read_drains(&mut self) {
+        self.short_read_drains = Some(true);
+    }
+
     /// Probes a source. Returns `true` if it certainly has no byte, no end, no error and no urgent
     /// mark. Returns `false` if the kernel does not report every byte to pollers.
     pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {

@@ -142,6 +142,12 @@ impl Splicer {
         splicer
     }
 
+    /// Records that the source is a TCP socket without another protocol on top of it in the kernel.
+    /// Otherwise, the first receive asks the kernel.
+    pub fn set_plain_source(&mut self) {
+        self.source.set_short_read_drains();
+    }
+
     /// Returns the number of bytes that may still be read from the source. Without a limit, this
     /// number starts at `u64::MAX`, which is more than any stream can carry.
     #[must_use]

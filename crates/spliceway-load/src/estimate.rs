@@ -22,6 +22,48 @@ impl Estimate {
         let Self { value, low, high } = self;
         format!("{value:.decimals$} [{low:.decimals$}, {high:.decimals$}]")
     }
+
+    /// Widens the interval of a ratio over a few rounds. The bootstrap of a few rounds is too
+    /// narrow, by about the factor of Student's distribution (Hesterberg 2015, *What teachers
+    /// should know about the bootstrap*).
+    #[must_use]
+    pub fn for_rounds(self, rounds: usize) -> Self {
+        let freedom = rounds.saturating_sub(1).max(1) as f64;
+        // The quantile at 97.5 % relative to the normal distribution (Abramowitz and Stegun,
+        // 26.7.5).
+        let student = 1.0 + 1.21 / freedom + 1.44 / freedom.powi(2);
+        let stretch = student * (rounds as f64 / freedom).sqrt();
+        let stretched = |end: f64| self.value * (end / self.value).powf(stretch);
+        Self {
+            low: stretched(self.low),
+            high: stretched(self.high),
+            ..self
+        }
+    }
+
+    /// Widens the interval of a ratio by the difference between two runs of the same relay, which
+    /// the rounds do not show. `control` is the ratio of these two runs.
+    #[must_use]
+    pub fn widened_by(self, control: f64) -> Self {
+        let factor = control.max(1.0 / control);
+        Self {
+            low: self.low / factor,
+            high: self.high * factor,
+            ..self
+        }
+    }
+
+    /// Returns half of the interval's width, as a fraction of the value.
+    #[must_use]
+    pub fn half_width(self) -> f64 {
+        (self.high - self.low) / 2.0 / self.value
+    }
+
+    /// Returns whether the interval contains a value.
+    #[must_use]
+    pub fn contains(self, value: f64) -> bool {
+        self.low <= value && value <= self.high
+    }
 }
 
 /// Returns the mean of the lower half of the rounds. The host's other guests can only add to CPU
@@ -97,6 +139,37 @@ mod tests {
         .unwrap();
         assert_eq!((ratio.value, ratio.low, ratio.high), (0.5, 0.5, 0.5));
         assert_eq!(ratio.show(2), "0.50 [0.50, 0.50]");
+    }
+
+    #[test]
+    fn an_interval_over_few_rounds_is_wider() {
+        let ratio = Estimate {
+            value: 0.5,
+            low: 0.4,
+            high: 0.6,
+        };
+        let [few, many] = [3, 100].map(|rounds| ratio.for_rounds(rounds));
+        assert!(few.low < many.low && many.low < ratio.low, "{few:?}, {many:?}");
+        assert!(few.high > 0.75 && many.high < 0.61, "{few:?}, {many:?}");
+    }
+
+    #[test]
+    fn a_control_widens_an_interval_whichever_of_its_runs_is_slower() {
+        let ratio = Estimate {
+            value: 0.5,
+            low: 0.4,
+            high: 0.6,
+        };
+        for control in [1.25, 0.8] {
+            let wide = ratio.widened_by(control);
+            assert!(
+                (wide.low - 0.32).abs() < 1e-9 && (wide.high - 0.75).abs() < 1e-9,
+                "{wide:?}"
+            );
+        }
+        assert_eq!(ratio.widened_by(1.0), ratio);
+        assert!((ratio.half_width() - 0.2).abs() < 1e-9);
+        assert!(ratio.contains(0.6) && !ratio.contains(1.0));
     }
 
     #[test]

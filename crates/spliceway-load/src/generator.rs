@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,9 @@ const SPIN: Duration = Duration::from_micros(80);
 const LISTENER: u64 = u64::MAX;
 /// Bytes in each direction of the one exchange on a short connection.
 const SHORT: usize = 1 << 10;
+/// Connections to one address of the relay. Each needs a port of the client. On loopback, further
+/// connections use the next address.
+const PER_ADDRESS: usize = 30_000;
 
 /// The connections of one run, and their work.
 pub struct Generator {
@@ -277,7 +280,7 @@ impl Generator {
     /// Opens a connection through the relay and returns both endpoints.
     fn pair(&mut self) -> io::Result<(TcpStream, TcpStream)> {
         let client = self.socket()?;
-        client.connect_timeout(&self.relay.into(), PATIENCE)?;
+        client.connect_timeout(&self.next_address().into(), PATIENCE)?;
         let wait = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
         retry_on_intr(|| poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&wait)))?;
         let (server, _) = self
@@ -285,6 +288,18 @@ impl Generator {
             .accept()
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the relay does not connect"))?;
         Ok((client.into(), server))
+    }
+
+    /// Returns the relay's address for the next connection that stays open.
+    fn next_address(&self) -> SocketAddr {
+        let connections = self.endpoints.len() / 2;
+        match self.relay.ip() {
+            IpAddr::V4(ip) if ip.is_loopback() => {
+                let ip = Ipv4Addr::from(u32::from(ip) + (connections / PER_ADDRESS) as u32);
+                SocketAddr::new(ip.into(), self.relay.port())
+            }
+            _ => self.relay,
+        }
     }
 
     /// Returns a socket that is not connected yet.

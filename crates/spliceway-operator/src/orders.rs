@@ -13,8 +13,10 @@ use crate::text::count;
 /// The time limit for a reload, or for a change of services. A name to listen on may have to be
 /// looked up.
 pub(crate) const RELOAD_PATIENCE: Duration = Duration::from_secs(30);
-/// The time limit for an upgrade. A new process starts meanwhile.
+/// The time limit for an upgrade without sessions. A new process starts meanwhile.
 const UPGRADE_PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit for each session that moves, ten times what it takes on a busy machine.
+const MOVE_PATIENCE: Duration = Duration::from_millis(2);
 
 /// Lets the program reload, and returns what changed.
 pub(crate) async fn reload(socket: &Path, end_sessions: bool) -> Result<String, Error> {
@@ -40,7 +42,8 @@ pub(crate) async fn upgrade(socket: &Path) -> Result<(), Error> {
     let before: Status = client::get(socket, "/v1/status").await?;
     let (pid, active) = (before.pid.unwrap_or_default(), before.sessions.active);
     say(&format!("process {pid} hands over {}", count(active, "session")));
-    say(&client::order(socket, Method::POST, "/v1/upgrade", UPGRADE_PATIENCE).await?);
+    let patience = upgrade_patience(active);
+    say(&client::order(socket, Method::POST, "/v1/upgrade", patience).await?);
     let after: Status = client::get(socket, "/v1/status").await?;
     let (pid, active) = (after.pid.unwrap_or_default(), after.sessions.active);
     say(&format!(
@@ -51,7 +54,25 @@ pub(crate) async fn upgrade(socket: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns how long to wait for an upgrade with this number of sessions.
+fn upgrade_patience(sessions: u64) -> Duration {
+    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+    UPGRADE_PATIENCE + MOVE_PATIENCE * sessions
+}
+
 fn say(line: &str) {
     // A closed stdout only loses this line. The exit code tells the result.
     let _ = writeln!(io::stdout(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_with_more_sessions_may_take_longer() {
+        assert_eq!(upgrade_patience(0), UPGRADE_PATIENCE);
+        assert_eq!(upgrade_patience(100_000), UPGRADE_PATIENCE + Duration::from_secs(200));
+        assert!(upgrade_patience(u64::MAX) > UPGRADE_PATIENCE);
+    }
 }

@@ -27,6 +27,7 @@ pub use forward::for_proxy;
 pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response, wrong_password};
 
 use std::cell::Cell;
+use std::sync::LazyLock;
 
 use super::message::Message;
 use super::{Credentials, Demand, Proof, Refused};
@@ -339,8 +340,9 @@ impl From<Refusal> for Refused {
 
 /// Returns the value of `Via` for a request that originates at this proxy, because the client does
 /// not speak HTTP.
-pub fn first_via() -> String {
-    forward::own_via(1)
+pub fn first_via() -> &'static str {
+    static FIRST: LazyLock<String> = LazyLock::new(|| forward::own_via(1));
+    &FIRST
 }
 
 #[cfg(test)]

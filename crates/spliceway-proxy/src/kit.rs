@@ -5,6 +5,7 @@ pub(crate) mod client_key;
 pub(crate) mod clock;
 pub(crate) mod created;
 pub(crate) mod errno;
+pub(crate) mod first_poll;
 pub(crate) mod harmless;
 pub(crate) mod health;
 pub(crate) mod heap;

@@ -144,8 +144,8 @@ where
     R: AsyncRead + Unpin + ?Sized,
     W: AsyncWrite + Unpin + ?Sized,
 {
-    let (counts, options) = (Counts::default(), &options.0);
-    let prefix = options.a_to_b.prefix.clone();
+    let prefix = options.0.a_to_b_prefix.clone();
+    let (counts, options) = (Counts::default(), options.0.shared());
     let mut direction = Direction::new(reader, writer, prefix, &options.a_to_b, options, &counts);
     direction.set_limit(stream::limit(reader));
     let ended = poll_fn(|cx| {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, Sleep};
 
-use crate::cancel::CancelHandle;
-use crate::options::{HalfClose, RelayOptions};
+use crate::cancel::Cancel;
+use crate::options::{HalfClose, Options};
 use crate::outcome::EndReason;
 
 /// The deadlines of a relay. They are created only if the relay needs one.
@@ -21,16 +21,11 @@ pub(crate) struct Deadlines {
     half_closed: bool,
     /// Whether the end of one direction must still end the other one.
     closes_both: bool,
-    cancel: Cancel,
-}
-
-#[derive(Debug)]
-enum Cancel {
-    Never,
-    Possible(CancelHandle),
+    /// Whether the caller may cancel the relay.
+    can_cancel: bool,
     /// The caller has cancelled the relay. The bytes in flight must be written before this timer
     /// fires.
-    Until(Pin<Box<Sleep>>),
+    cancelled: Option<Pin<Box<Sleep>>>,
 }
 
 /// The state of a relay that its deadlines depend on.
@@ -45,21 +40,22 @@ pub(crate) struct Now {
 impl Deadlines {
     /// Creates the deadlines of a relay that has delivered `moved` bytes. It has delivered some, or
     /// is half-closed, only if it was resumed.
-    pub(crate) fn new(options: &RelayOptions, moved: u64, half_closed: bool) -> Option<Self> {
+    pub(crate) fn new(options: &Options, moved: u64, half_closed: bool, can_cancel: bool) -> Option<Self> {
         let mut deadlines = Self {
             idle_timeout: options.idle_timeout,
             half_close_timeout: options.half_close_timeout,
             timer: None,
             half_closed,
             closes_both: options.half_close == HalfClose::CloseBoth,
-            cancel: options.cancel.clone().map_or(Cancel::Never, Cancel::Possible),
+            can_cancel,
+            cancelled: None,
         };
         let timeout = deadlines.shortest().map(|(timeout, _)| timeout);
         deadlines.timer = timeout.map(|timeout| IdleTimer::new(timeout, moved, options.idle));
         let is_needed = deadlines.idle_timeout.is_some()
             || deadlines.half_close_timeout.is_some()
             || deadlines.closes_both
-            || !matches!(deadlines.cancel, Cancel::Never);
+            || can_cancel;
         is_needed.then_some(deadlines)
     }
 
@@ -69,33 +65,27 @@ impl Deadlines {
     }
 
     /// Whether the caller has just cancelled the relay.
-    pub(crate) fn is_asked_to_cancel(&mut self, cx: &mut Context<'_>) -> bool {
-        let Cancel::Possible(handle) = &self.cancel else {
+    pub(crate) fn is_asked_to_cancel(&mut self, cancel: &Cancel, cx: &mut Context<'_>) -> bool {
+        if !self.can_cancel || self.is_cancelled() {
             return false;
-        };
-        match handle.poll_asked(cx.waker()) {
-            None => false,
-            Some(deadline) => {
-                self.cancel = Cancel::Until(Box::pin(tokio::time::sleep(deadline)));
-                true
-            }
         }
+        let asked = cancel.poll_asked(cx.waker());
+        self.cancelled = asked.map(|deadline| Box::pin(tokio::time::sleep(deadline)));
+        self.is_cancelled()
     }
 
-    /// Accepts a cancel handle that the caller took from a running relay.
-    pub(crate) fn watch_for(&mut self, handle: CancelHandle) {
-        if let Cancel::Never = self.cancel {
-            self.cancel = Cancel::Possible(handle);
-        }
+    /// Records that the caller took a cancel handle from a running relay.
+    pub(crate) fn allow_cancel(&mut self) {
+        self.can_cancel = true;
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        matches!(self.cancel, Cancel::Until(_))
+        self.cancelled.is_some()
     }
 
     /// Ready when the relay must end immediately. `moved` is the number of bytes delivered so far.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, now: Now) -> Poll<EndReason> {
-        if let Cancel::Until(deadline) = &mut self.cancel
+        if let Some(deadline) = &mut self.cancelled
             && deadline.as_mut().poll(cx).is_ready()
         {
             return Poll::Ready(EndReason::Cancelled);
@@ -104,7 +94,10 @@ impl Deadlines {
             self.half_closed = true;
             // If the idle timeout is shorter, its timer continues.
             if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
-                self.timer = Some(IdleTimer::new(timeout, moved, Duration::ZERO));
+                match &mut self.timer {
+                    Some(timer) => timer.restart(timeout, moved),
+                    None => self.timer = Some(IdleTimer::new(timeout, moved, Duration::ZERO)),
+                }
             }
         }
         let Some(timer) = &mut self.timer else {
@@ -162,6 +155,14 @@ impl IdleTimer {
             moved,
             idle_checks,
         }
+    }
+
+    /// Starts another timeout in place of this one, as [`Self::new`] does.
+    fn restart(&mut self, timeout: Duration, moved: u64) {
+        self.next_check.as_mut().reset(Instant::now() + timeout / CHECKS);
+        (self.timeout, self.moved, self.idle_checks) = (timeout, moved, 0);
+        // The old timer may have fired, and then wakes no task any more.
+        self.registered = None;
     }
 
     fn idle(&self, moved: u64, held_back: bool) -> Duration {

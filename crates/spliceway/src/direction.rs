@@ -8,7 +8,7 @@ use spliceway_core::{Counts, Engine, Reason};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::copy_loop::CopyLoop;
-use crate::options::{Begin, DirectionOptions, RelayOptions};
+use crate::options::{Begin, DirectionOptions, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::splice_path::SplicePath;
@@ -44,7 +44,7 @@ impl Direction {
         writer: &W,
         prefix: Bytes,
         own: &DirectionOptions,
-        options: &RelayOptions,
+        options: &Options,
         counts: &Counts,
     ) -> Self {
         let limit = own.limit.unwrap_or(u64::MAX);
@@ -53,7 +53,7 @@ impl Direction {
                 if engine == Engine::Copy {
                     counts.set_fallback(Reason::Disabled);
                 }
-                Path::Splice(SplicePath::new(source, sink, prefix, limit, options))
+                Path::Splice(SplicePath::new(source, sink, prefix, limit, own.begin, options))
             }
             (None, engine) => {
                 counts.set_fallback(Reason::NotSockets);
@@ -61,7 +61,7 @@ impl Direction {
                     Engine::Splice => Path::Refused,
                     _ => {
                         let mut path = CopyLoop::new(prefix, limit);
-                        if own.begin != Begin::New {
+                        if matches!(own.begin, Begin::Resumed | Begin::ResumedToFinish) {
                             path.resume();
                         }
                         Path::Copy(path)

@@ -9,7 +9,7 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::direction::Direction;
-use crate::options::{Begin, DirectionOptions, RelayOptions};
+use crate::options::{Begin, DirectionOptions, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::relay::{DirectionStage, SuspendedDirection};
 
@@ -46,7 +46,7 @@ impl DirectionState {
         reader: &mut R,
         writer: &mut W,
         own: &DirectionOptions,
-        options: &RelayOptions,
+        options: &Options,
         counts: &Counts,
     ) -> Poll<Result<(), Failure>>
     where
@@ -71,7 +71,7 @@ impl DirectionState {
         reader: &mut R,
         writer: &mut W,
         own: &DirectionOptions,
-        options: &RelayOptions,
+        options: &Options,
         counts: &Counts,
     ) -> Poll<Result<(), Failure>>
     where
@@ -183,7 +183,6 @@ impl DirectionState {
 
     /// Continues from `suspended`, which changes the options of the direction.
     pub(crate) fn resume(suspended: SuspendedDirection, own: &mut DirectionOptions) -> Self {
-        own.prefix = Bytes::new();
         own.limit = suspended.remaining;
         own.begin = match suspended.stage {
             DirectionStage::Finishing => Begin::ResumedToFinish,

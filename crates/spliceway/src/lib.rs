@@ -140,6 +140,7 @@ mod direction;
 mod direction_state;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
+mod handles;
 #[cfg(target_os = "linux")]
 mod identity;
 mod options;
@@ -164,14 +165,12 @@ mod yield_now;
 use elsewhere::{splice_path, stream};
 
 pub use as_socket::{AsSocket, SocketRef, Spliceable};
-pub use cancel::CancelHandle;
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_with_options};
+pub use handles::{CancelHandle, RelayStats, RelayWaits};
 pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;
-pub use relay::{
-    DirectionStage, Relay, RelayParts, RelayState, RelayStats, RelayWaits, SuspendedDirection, SuspendedRelay,
-};
+pub use relay::{DirectionStage, Relay, RelayParts, RelayState, SuspendedDirection, SuspendedRelay};
 pub use salvage::reset;
 #[cfg(target_os = "linux")]
 pub use spliceway_core::TcpInfo;

@@ -1,11 +1,11 @@
 //! The options of a relay, with their defaults.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use spliceway_core::{Engine, PipePool, PipeSize};
 
-use crate::cancel::CancelHandle;
 use crate::outcome::Peer;
 use crate::rate_limit::RateLimit;
 
@@ -30,6 +30,18 @@ use crate::rate_limit::RateLimit;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RelayOptions {
+    /// What clones share until one of them changes it. `None` means the defaults.
+    shared: Option<Arc<Options>>,
+    /// The bytes that `b` receives first. They are kept apart, so that relays with different bytes
+    /// share the other options.
+    pub(crate) a_to_b_prefix: Bytes,
+    /// The bytes that `a` receives first.
+    pub(crate) b_to_a_prefix: Bytes,
+}
+
+/// The options of a relay, without the bytes that each side receives first.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
     pool: Option<PipePool>,
@@ -40,8 +52,6 @@ pub struct RelayOptions {
     pub(crate) pass_resets: bool,
     pub(crate) a_to_b: DirectionOptions,
     pub(crate) b_to_a: DirectionOptions,
-    /// The handle of one relay. The relay sets it, not the caller.
-    pub(crate) cancel: Option<CancelHandle>,
     /// The time for which the relay had moved nothing when it was suspended. The relay sets it.
     pub(crate) idle: Duration,
 }
@@ -55,17 +65,18 @@ impl Default for RelayOptions {
 /// The options of one direction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DirectionOptions {
-    pub(crate) prefix: Bytes,
     pub(crate) limit: Option<u64>,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) begin: Begin,
 }
 
-/// How a direction begins. The relay sets this, not the caller.
+/// How a direction begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Begin {
     #[default]
     New,
+    /// The source is a new socket: see [`RelayOptions::new_socket`].
+    NewSocket,
     /// Another relay has moved bytes, and may not have flushed its writes.
     Resumed,
     /// As above, and the other direction has ended this one.
@@ -96,14 +107,9 @@ pub(crate) enum EarlyAnswers {
     To(Peer),
 }
 
-/// The options of a relay that was created without options.
-pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
-
-impl RelayOptions {
-    /// Returns the default options.
-    pub const fn new() -> Self {
+impl Options {
+    const fn new() -> Self {
         const OWN: DirectionOptions = DirectionOptions {
-            prefix: Bytes::new(),
             limit: None,
             rate: None,
             begin: Begin::New,
@@ -119,26 +125,61 @@ impl RelayOptions {
             pass_resets: false,
             a_to_b: OWN,
             b_to_a: OWN,
-            cancel: None,
             idle: Duration::ZERO,
         }
     }
 
+    pub(crate) fn the_pool(&self) -> PipePool {
+        self.pool.as_ref().unwrap_or_else(|| PipePool::global()).clone()
+    }
+}
+
+/// Returns the options of a relay, which may have been created without options.
+pub(crate) fn or_default(options: &Option<Arc<Options>>) -> &Options {
+    static DEFAULT: Options = Options::new();
+    options.as_deref().unwrap_or(&DEFAULT)
+}
+
+impl RelayOptions {
+    /// Returns the default options.
+    pub const fn new() -> Self {
+        Self {
+            shared: None,
+            a_to_b_prefix: Bytes::new(),
+            b_to_a_prefix: Bytes::new(),
+        }
+    }
+
+    /// Returns all but the prefixes.
+    pub(crate) fn shared(&self) -> &Options {
+        or_default(&self.shared)
+    }
+
+    /// Returns all but the prefixes, for a relay that keeps them.
+    pub(crate) fn into_shared(self) -> Option<Arc<Options>> {
+        self.shared
+    }
+
+    /// Returns what to change. Clones keep what they have.
+    pub(crate) fn change(&mut self) -> &mut Options {
+        Arc::make_mut(self.shared.get_or_insert_with(|| Arc::new(Options::new())))
+    }
+
     /// Sets when to splice. Default: [`Engine::Auto`].
     pub fn engine(mut self, engine: Engine) -> Self {
-        self.engine = engine;
+        self.change().engine = engine;
         self
     }
 
     /// Sets the size of pipes. Default: [`PipeSize::Auto`].
     pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
-        self.pipe_size = pipe_size;
+        self.change().pipe_size = pipe_size;
         self
     }
 
     /// Sets the pool that lends pipes. Default: [`PipePool::global`].
     pub fn pool(mut self, pool: &PipePool) -> Self {
-        self.pool = Some(pool.clone());
+        self.change().pool = Some(pool.clone());
         self
     }
 
@@ -160,7 +201,7 @@ impl RelayOptions {
     /// The relay panics when it is polled outside a tokio runtime, or in one without the time
     /// driver.
     pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.idle_timeout = timeout.into();
+        self.change().idle_timeout = timeout.into();
         self
     }
 
@@ -175,13 +216,13 @@ impl RelayOptions {
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).
     pub fn half_close_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.half_close_timeout = timeout.into();
+        self.change().half_close_timeout = timeout.into();
         self
     }
 
     /// Sets how the relay reacts to the end of one stream. Default: [`HalfClose::Propagate`].
     pub fn half_close(mut self, half_close: HalfClose) -> Self {
-        self.half_close = half_close;
+        self.change().half_close = half_close;
         self
     }
 
@@ -202,13 +243,13 @@ impl RelayOptions {
     ///
     /// Then the relay ends with the error of the write. Bytes that did not reach the failed side
     /// count as [`lost`](crate::DirectionSummary::lost), including those that were discarded. If a
-    /// *read* fails while the other side still sends, the relay does the same. A [`CancelHandle`]
-    /// ends these steps immediately.
+    /// *read* fails while the other side still sends, the relay does the same. A
+    /// [`CancelHandle`](crate::CancelHandle) ends these steps immediately.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
     pub fn early_answers(mut self, deliver: bool) -> Self {
-        self.early_answers = match deliver {
+        self.change().early_answers = match deliver {
             true => EarlyAnswers::Both,
             false => EarlyAnswers::No,
         };
@@ -227,7 +268,7 @@ impl RelayOptions {
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
     pub fn early_answers_to(mut self, client: Peer) -> Self {
-        self.early_answers = EarlyAnswers::To(client);
+        self.change().early_answers = EarlyAnswers::To(client);
         self
     }
 
@@ -249,7 +290,7 @@ impl RelayOptions {
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a read fails.
     pub fn pass_resets(mut self, pass: bool) -> Self {
-        self.pass_resets = pass;
+        self.change().pass_resets = pass;
         self
     }
 
@@ -258,13 +299,28 @@ impl RelayOptions {
     /// [`a_to_b_limit`](RelayOptions::a_to_b_limit) or a rate limit. Only the last call counts.
     /// Default: none.
     pub fn a_to_b_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
-        self.a_to_b.prefix = bytes.into();
+        self.a_to_b_prefix = bytes.into();
         self
     }
 
     /// Sets bytes that `a` receives first: see [`a_to_b_prefix`](RelayOptions::a_to_b_prefix).
     pub fn b_to_a_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
-        self.b_to_a.prefix = bytes.into();
+        self.b_to_a_prefix = bytes.into();
+        self
+    }
+
+    /// Sets that the stream of this peer is a new TCP socket: the caller has just accepted it, or
+    /// has connected it, has not read from it, and has not set `TCP_ULP`, for example for TLS in
+    /// the kernel. Default: no stream is known to be new.
+    ///
+    /// This saves two system calls. The relay does not ask the kernel for the protocol of the
+    /// socket, and waits for the first bytes instead of trying to read them. If the stream is not
+    /// new after all, the relay may wait for ever for bytes that have arrived.
+    pub fn new_socket(mut self, peer: Peer) -> Self {
+        match peer {
+            Peer::A => self.change().a_to_b.begin = Begin::NewSocket,
+            Peer::B => self.change().b_to_a.begin = Begin::NewSocket,
+        }
         self
     }
 
@@ -278,13 +334,13 @@ impl RelayOptions {
     /// for the end, so `eof` stays `false`. A record (`SOCK_SEQPACKET`) that reaches the limit is
     /// read whole.
     pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
-        self.a_to_b.limit = Some(bytes);
+        self.change().a_to_b.limit = Some(bytes);
         self
     }
 
     /// Sets the same limit for the direction from `b` to `a`.
     pub fn b_to_a_limit(mut self, bytes: u64) -> Self {
-        self.b_to_a.limit = Some(bytes);
+        self.change().b_to_a.limit = Some(bytes);
         self
     }
 
@@ -303,18 +359,14 @@ impl RelayOptions {
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).
     pub fn a_to_b_rate_limit(mut self, limit: &RateLimit) -> Self {
-        self.a_to_b.rate = Some(limit.clone());
+        self.change().a_to_b.rate = Some(limit.clone());
         self
     }
 
     /// Limits the direction from `b` to `a` to this [`RateLimit`]. Default: none.
     pub fn b_to_a_rate_limit(mut self, limit: &RateLimit) -> Self {
-        self.b_to_a.rate = Some(limit.clone());
+        self.change().b_to_a.rate = Some(limit.clone());
         self
-    }
-
-    pub(crate) fn the_pool(&self) -> PipePool {
-        self.pool.as_ref().unwrap_or_else(|| PipePool::global()).clone()
     }
 }
 

@@ -5,17 +5,17 @@ mod suspend;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use spliceway_core::{Counts, Waits, WaitsFor};
+use spliceway_core::WaitsFor;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::cancel::CancelHandle;
 use crate::deadlines::{Deadlines, Now};
 use crate::direction_state::DirectionState;
-use crate::options::{self, RelayOptions};
+use crate::handles::{CancelHandle, RelayStats, Shared};
+use crate::options::{self, Options, RelayOptions};
 use crate::outcome::{Direction, EndReason, Failure, Peer, RelayError, RelaySummary, failed_peer};
 use crate::salvage::{Salvage, Wreck};
 pub use suspend::{DirectionStage, RelayState, SuspendedDirection, SuspendedRelay};
@@ -73,8 +73,8 @@ pub use suspend::{DirectionStage, RelayState, SuspendedDirection, SuspendedRelay
 pub struct Relay<A, B> {
     a: A,
     b: B,
-    /// `None` means the defaults, and needs no allocation.
-    options: Option<Box<RelayOptions>>,
+    /// `None` means the defaults. Relays share their options.
+    options: Option<Arc<Options>>,
     directions: Directions,
     /// The conditions that may end the relay before its streams do, if any. The first poll creates
     /// them.
@@ -107,15 +107,6 @@ struct Directions {
     shared: Arc<Shared>,
 }
 
-/// State that the relay shares with its handles.
-#[derive(Debug, Default)]
-struct Shared {
-    a_to_b: Counts,
-    b_to_a: Counts,
-    first_eof: OnceLock<Peer>,
-    end: OnceLock<EndReason>,
-}
-
 impl<A, B> Relay<A, B>
 where
     A: AsyncRead + AsyncWrite + Unpin,
@@ -141,10 +132,9 @@ where
     /// Creates a relay between `a` and `b` with options.
     pub fn with_options(a: A, b: B, mut options: RelayOptions) -> Self {
         let mut relay = Self::new(a, b);
-        // The options must not keep the prefixes in memory after they have been sent.
-        relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b.prefix));
-        relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a.prefix));
-        relay.options = Some(Box::new(options));
+        relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b_prefix));
+        relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a_prefix));
+        relay.options = options.into_shared();
         relay
     }
 
@@ -162,17 +152,17 @@ where
     /// Returns a handle that ends the relay after the bytes in flight have been written. The caller
     /// can take a handle at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
-        let options = self.options.get_or_insert_default();
-        let handle = options.cancel.get_or_insert_default().clone();
-        match (&mut self.deadlines, &self.task) {
-            (Some(deadlines), _) => deadlines.watch_for(handle.clone()),
-            // The first poll creates the deadlines, inside the runtime that their timers need.
-            (None, None) => {}
-            (None, Some(_)) => self.deadlines = self.directions.deadlines(options),
-        }
+        let handle = CancelHandle(Arc::clone(&self.directions.shared));
+        handle.0.cancel.allow();
         if let Some(task) = &self.task {
-            handle.poll_asked(task);
+            match &mut self.deadlines {
+                Some(deadlines) => deadlines.allow_cancel(),
+                None => self.deadlines = self.directions.deadlines(options::or_default(&self.options)),
+            }
+            handle.0.cancel.poll_asked(task);
         }
+        // Otherwise, the first poll creates the deadlines, inside the runtime that their timers
+        // need.
         handle
     }
 
@@ -224,10 +214,8 @@ where
 
     /// Creates the deadlines if this is the first poll.
     fn start(&mut self) {
-        if self.task.is_none()
-            && let Some(options) = &self.options
-        {
-            self.deadlines = self.directions.deadlines(options);
+        if self.task.is_none() {
+            self.deadlines = self.directions.deadlines(options::or_default(&self.options));
         }
     }
 }
@@ -287,7 +275,7 @@ where
             directions,
             ..
         } = self;
-        let options = options.as_deref().unwrap_or(&options::DEFAULT);
+        let options = options::or_default(options);
         // Both directions are polled every time. A direction that has ended stays ready.
         let counts = &directions.shared.a_to_b;
         let a_to_b = match directions.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
@@ -314,7 +302,7 @@ where
     /// cancelled.
     #[cold]
     fn salvage(&mut self, direction: Direction, broken: Failure) -> Result<(), Failure> {
-        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        let options = options::or_default(&self.options);
         if self
             .deadlines
             .as_ref()
@@ -337,9 +325,9 @@ where
         let hurry = self
             .deadlines
             .as_mut()
-            .is_some_and(|deadlines| deadlines.is_asked_to_cancel(cx));
+            .is_some_and(|deadlines| deadlines.is_asked_to_cancel(&self.directions.shared.cancel, cx));
         let Self { a, b, directions, .. } = self;
-        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        let options = options::or_default(&self.options);
         let mut salvage = self.salvage.take().expect("a stream has failed");
         let polled = match failed_peer(salvage.direction, salvage.broken.0) {
             Peer::A => {
@@ -386,7 +374,7 @@ where
             b_to_a.finish();
             return Poll::Ready(Verdict::PollAgain);
         }
-        if deadlines.is_asked_to_cancel(cx) {
+        if deadlines.is_asked_to_cancel(&shared.cancel, cx) {
             a_to_b.stop();
             b_to_a.stop();
             return Poll::Ready(Verdict::PollAgain);
@@ -403,9 +391,6 @@ impl<A, B> Relay<A, B> {
             Some(deadlines) if deadlines.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
             _ => reason,
         };
-        if let Some(cancel) = self.options.as_deref().and_then(|options| options.cancel.as_ref()) {
-            cancel.ended();
-        }
         self.task = None;
         self.directions.end(reason);
         self.directions.shared.summary()
@@ -443,9 +428,9 @@ impl Directions {
     }
 
     #[cold]
-    fn deadlines(&self, options: &RelayOptions) -> Option<Box<Deadlines>> {
-        let moved = self.shared.bytes();
-        Deadlines::new(options, moved, self.half_closed()).map(Box::new)
+    fn deadlines(&self, options: &Options) -> Option<Box<Deadlines>> {
+        let (moved, can_cancel) = (self.shared.bytes(), self.shared.cancel.is_possible());
+        Deadlines::new(options, moved, self.half_closed(), can_cancel).map(Box::new)
     }
 
     /// Ends the waits of both directions, so that their times no longer grow.
@@ -459,6 +444,7 @@ impl Directions {
         if self.shared.end.get().is_some() {
             return;
         }
+        self.shared.cancel.ended();
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
         self.stop_waiting();
@@ -472,62 +458,5 @@ impl Directions {
 impl Drop for Directions {
     fn drop(&mut self) {
         self.end(EndReason::Dropped);
-    }
-}
-
-/// A handle to a relay's live counts. It is cheap and lock-free. It works from any thread, while
-/// the relay runs and afterwards.
-#[derive(Clone, Debug)]
-pub struct RelayStats(Arc<Shared>);
-
-impl RelayStats {
-    /// Returns the current counts. Each count is exact. While the relay runs, the counts may be
-    /// from slightly different moments.
-    #[must_use]
-    pub fn snapshot(&self) -> RelaySummary {
-        self.0.summary()
-    }
-
-    /// Returns what each direction has waited for, and for how long. While the relay runs, the
-    /// times include the waits of now.
-    #[must_use]
-    pub fn waits(&self) -> RelayWaits {
-        RelayWaits {
-            a_to_b: self.0.a_to_b.waits(),
-            b_to_a: self.0.b_to_a.waits(),
-        }
-    }
-}
-
-/// The times that the directions of a relay have spent waiting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RelayWaits {
-    /// The waits of the direction from `a` to `b`.
-    pub a_to_b: Waits,
-    /// The waits of the direction from `b` to `a`.
-    pub b_to_a: Waits,
-}
-
-impl Shared {
-    /// Records that the direction whose source is `peer` has ended. Returns `true`.
-    fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
-        if self.first_eof.get().is_none() && counts.is_eof() {
-            let _ = self.first_eof.set(peer);
-        }
-        true
-    }
-
-    fn bytes(&self) -> u64 {
-        self.a_to_b.bytes() + self.b_to_a.bytes()
-    }
-
-    fn summary(&self) -> RelaySummary {
-        RelaySummary {
-            a_to_b: self.a_to_b.snapshot(),
-            b_to_a: self.b_to_a.snapshot(),
-            first_eof: self.first_eof.get().copied(),
-            end: self.end.get().copied().unwrap_or_default(),
-        }
     }
 }

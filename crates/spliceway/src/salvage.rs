@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use crate::direction_state::{DirectionState, poll_shutdown};
-use crate::options::{DirectionOptions, EarlyAnswers, RelayOptions};
+use crate::options::{DirectionOptions, EarlyAnswers, Options};
 use crate::outcome::{Direction, Failure, Operation, failed_peer};
 use crate::stream;
 
@@ -100,7 +100,7 @@ pub(crate) struct Wreck<'a, F, O> {
     pub(crate) way: &'a DirectionOptions,
     /// The direction from the other side to the failed side.
     pub(crate) dead: &'a mut DirectionState,
-    pub(crate) options: &'a RelayOptions,
+    pub(crate) options: &'a Options,
 }
 
 impl Salvage {
@@ -108,7 +108,7 @@ impl Salvage {
     pub(crate) fn new(
         direction: Direction,
         broken: Failure,
-        options: &RelayOptions,
+        options: &Options,
         onward: &Counts,
     ) -> Result<Self, Failure> {
         let stage = match broken.0 {
@@ -176,7 +176,7 @@ impl Salvage {
     }
 
     /// Returns whether the bytes that the failed side has sent may be an early answer.
-    fn may_be_answer(&self, options: &RelayOptions) -> bool {
+    fn may_be_answer(&self, options: &Options) -> bool {
         match options.early_answers {
             EarlyAnswers::No => false,
             EarlyAnswers::Both => true,
@@ -277,9 +277,10 @@ impl Salvage {
 
 /// Closes a connection with a reset, once its peer has acknowledged every byte.
 ///
-/// Call it to [pass resets on](RelayOptions::pass_resets) yourself, if a [`Relay`](crate::Relay)
-/// does not know the socket below your stream. A reset discards bytes that the socket has not sent.
-/// The function therefore waits, as that option does. It checks at intervals, for at most 30 s.
+/// Call it to [pass resets on](crate::RelayOptions::pass_resets) yourself, if a
+/// [`Relay`](crate::Relay) does not know the socket below your stream. A reset discards bytes that
+/// the socket has not sent. The function therefore waits, as that option does. It checks at
+/// intervals, for at most 30 s.
 ///
 /// # Panics
 /// If the future is polled outside a tokio runtime, or in one without the time driver.

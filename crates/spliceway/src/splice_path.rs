@@ -11,7 +11,7 @@ use spliceway_core::{Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splic
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
-use crate::options::RelayOptions;
+use crate::options::{Begin, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
@@ -34,13 +34,19 @@ pub(crate) struct SplicePath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
     /// Bytes in buffers around the sockets must go before bytes from the sockets, and after the
-    /// caller's prefix. The splicer has the prefix.
-    Unbuffer,
+    /// caller's prefix. The splicer has the prefix. A new source needs no try afterwards.
+    Unbuffer {
+        is_source_new: bool,
+    },
     /// The source must be tried, even if it does not count as readable, because it may have bytes
     /// that no edge will announce. For example, the caller's own read stopped at an urgent mark.
     /// That read was short, and tokio clears readiness after a short read.
     TrySource,
     Done,
+    /// As above, but the last read may have stopped at an urgent mark. Before the direction waits
+    /// for the source, the source must be checked for one. Often it does not wait, because the end
+    /// of the stream has come with the last bytes.
+    CheckMark,
 }
 
 impl SplicePath {
@@ -49,15 +55,20 @@ impl SplicePath {
         sink: ReadySocket<'_>,
         prefix: Bytes,
         limit: u64,
-        options: &RelayOptions,
+        begin: Begin,
+        options: &Options,
     ) -> Self {
         let (pool, size) = (options.the_pool(), options.pipe_size);
         let mut splicer = Splicer::between(source.kind(), sink.kind(), options.engine, size, pool);
         splicer.set_limit(limit);
         splicer.preload(prefix.into());
+        let is_source_new = begin == Begin::NewSocket && matches!(source, ReadySocket::Tcp(_));
+        if is_source_new {
+            splicer.set_plain_source();
+        }
         Self {
             splicer,
-            start: Startup::Unbuffer,
+            start: Startup::Unbuffer { is_source_new },
             finishing: false,
             stuck: None,
         }
@@ -75,9 +86,13 @@ impl SplicePath {
         R: ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
-        if self.start == Startup::Unbuffer {
+        if let Startup::Unbuffer { is_source_new } = self.start {
             ready!(self.poll_unbuffer(cx, reader, writer))?;
-            self.start = Startup::TrySource;
+            self.start = if is_source_new {
+                Startup::Done
+            } else {
+                Startup::TrySource
+            };
         }
         let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             return Poll::Ready(Err(read_failed(no_socket_any_more())));
@@ -111,7 +126,7 @@ impl SplicePath {
     pub(crate) fn finish(&mut self, max: u64) {
         self.splicer.set_limit(max);
         self.finishing = true;
-        if self.start == Startup::Done {
+        if !matches!(self.start, Startup::Unbuffer { .. }) {
             // The source counts as drained, but it may be at an urgent mark.
             self.start = Startup::TrySource;
         }
@@ -208,14 +223,14 @@ impl Parked<'_> {
         loop {
             let before = self.splicer.remaining();
             match self.splicer.next() {
-                Next::Read(read) => match ready!(ends.poll_source(cx)).map_err(read_failed)? {
+                Next::Read(read) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
                     Attempt::Finish => self.splicer.set_limit(0),
                     attempt => {
                         ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
                         ends.spent(self.splicer.in_flight());
                     }
                 },
-                Next::SpliceThrough(splice) => match ready!(ends.poll_source(cx)).map_err(read_failed)? {
+                Next::SpliceThrough(splice) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
                     Attempt::Finish => self.splicer.set_limit(0),
                     attempt => {
                         ready!(ends.poll_splice_through(cx, splice, attempt))?;
@@ -241,11 +256,17 @@ impl Parked<'_> {
 impl Ends<'_> {
     /// Ready when the source may have bytes.
     #[inline]
-    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Attempt>> {
-        match self.source.poll_read_ready(cx) {
-            Poll::Ready(ready) => Poll::Ready(ready.map(|()| Attempt::Ready)),
-            Poll::Pending if *self.start == Startup::Done && !self.finishing => self.waits(WaitsFor::Source),
-            Poll::Pending => self.poll_unready_source().map(Ok),
+    fn poll_source(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<io::Result<Attempt>> {
+        match (self.source.poll_read_ready(cx), *self.start) {
+            (Poll::Ready(ready), _) => Poll::Ready(ready.map(|()| Attempt::Ready)),
+            (Poll::Pending, Startup::Done) if !self.finishing => self.waits(WaitsFor::Source),
+            // Without budget, the source may be ready, and the task polls it again.
+            (Poll::Pending, Startup::CheckMark) if !self.finishing && has_budget_remaining() => {
+                worker.urgent.add(self.source.as_fd());
+                *self.start = Startup::Done;
+                self.waits(WaitsFor::Source)
+            }
+            (Poll::Pending, _) => self.poll_unready_source().map(Ok),
         }
     }
 
@@ -296,20 +317,13 @@ impl Ends<'_> {
             ReadOutcome::Open => attempt == Attempt::Ready,
             ReadOutcome::WouldBlock | ReadOutcome::Drained => true,
         };
-        *self.start = if is_startup_over {
-            Startup::Done
-        } else {
-            Startup::TrySource
-        };
-        let may_be_at_mark = match outcome {
-            ReadOutcome::Short => is_startup_over,
+        *self.start = match outcome {
+            _ if !is_startup_over => Startup::TrySource,
+            ReadOutcome::Short => Startup::CheckMark,
             // At an urgent mark, a receive also finds nothing if a signal is pending.
-            ReadOutcome::WouldBlock => matches!(self.source, ReadySocket::Tcp(_)),
-            ReadOutcome::Open | ReadOutcome::Drained => false,
+            ReadOutcome::WouldBlock if matches!(self.source, ReadySocket::Tcp(_)) => Startup::CheckMark,
+            ReadOutcome::WouldBlock | ReadOutcome::Open | ReadOutcome::Drained => Startup::Done,
         };
-        if may_be_at_mark {
-            worker.urgent.add(self.source.as_fd());
-        }
         Poll::Ready(Ok(()))
     }
 

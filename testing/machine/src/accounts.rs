@@ -52,6 +52,27 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
         .sum()
 }
 
+/// Returns the CPU time of all other processes so far. It leaves out the calling process, its
+/// descendants, and kernel threads, which also work for the caller. A process that has ended counts
+/// as part of the parent that waited for it.
+pub fn time_of_others() -> io::Result<Duration> {
+    let all = processes()?;
+    let own = descendants(std::process::id(), &all);
+    let others = all.iter().filter(|(pid, _)| !own.contains(pid));
+    let ticks: u64 = others.filter_map(|(_, stat)| ticks_with_ended(stat)).sum();
+    Ok(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32)
+}
+
+/// Adds fields 14 to 17 of a proc_pid_stat(5) line: the time of a process, and of its children that
+/// have ended. A kernel thread has none (`PF_KTHREAD` in field 9).
+fn ticks_with_ended(stat: &str) -> Option<u64> {
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let flags: u64 = fields.get(6)?.parse().ok()?;
+    let times: Result<Vec<u64>, _> = fields.get(11..15)?.iter().map(|field| field.parse()).collect();
+    (flags & KERNEL_THREAD == 0).then_some(times.ok()?.iter().sum())
+}
+
 /// A child may end between the listing of processes and the reading of its files. It then counts as
 /// nothing.
 fn unless_child_ended<T: Default>(is_child: bool, read: io::Result<T>) -> io::Result<T> {
@@ -113,28 +134,30 @@ fn ticks(stat: &str) -> Option<u64> {
 
 /// Returns a process and its descendants.
 fn family(pid: u32) -> io::Result<Vec<u32>> {
-    let mut parents = Vec::new();
+    Ok(descendants(pid, &processes()?))
+}
+
+/// Returns all processes, each with its proc_pid_stat(5) line. A process that has ended since the
+/// listing has an empty line.
+fn processes() -> io::Result<Vec<(u32, String)>> {
+    let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        // A process that has ended since the listing does not have a line.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        parents.extend(parent(&stat).map(|above| (pid, above)));
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            all.push((pid, fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()));
+        }
     }
+    Ok(all)
+}
+
+fn descendants(pid: u32, all: &[(u32, String)]) -> Vec<u32> {
     let mut family = vec![pid];
     let mut next = 0;
     while let Some(&of) = family.get(next) {
-        family.extend(
-            parents
-                .iter()
-                .filter(|(_, parent)| *parent == of)
-                .map(|(below, _)| *below),
-        );
+        let is_child = |(_, stat): &&(u32, String)| parent(stat) == Some(of);
+        family.extend(all.iter().filter(is_child).map(|(below, _)| *below));
         next += 1;
     }
-    Ok(family)
+    family
 }
 
 /// Returns the fourth field of a proc_pid_stat(5) line. The second field is a name in brackets,
@@ -184,6 +207,17 @@ mod tests {
     fn user_and_system_time_are_added() {
         let stat = "7 (a) S 5 7 7 0 -1 4194304 100 200 0 0 30 12 5 6 20 0 1 0 1000";
         assert_eq!(ticks(stat), Some(42));
+        assert_eq!(ticks_with_ended(stat), Some(53));
+        let thread = "7 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0 0 30 12 0 0 20 0 1 0 1000";
+        assert_eq!(ticks_with_ended(thread), None);
+    }
+
+    #[test]
+    fn only_processes_outside_the_family_are_others() {
+        let line = |pid: u32, parent: u32| (pid, format!("{pid} (a) S {parent} 1 1 0 -1 0"));
+        let all = [line(1, 0), line(5, 1), line(6, 5), line(7, 1), line(8, 6)];
+        assert_eq!(descendants(5, &all), [5, 6, 8]);
+        assert!(time_of_others().is_ok());
     }
 
     #[test]

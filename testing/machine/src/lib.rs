@@ -133,23 +133,23 @@ pub fn is_listening_any(port: u16) -> io::Result<bool> {
 }
 
 /// Raises the descriptor limit of this process, and of the processes that it starts, to the hard
-/// limit.
+/// limit. Raises the hard limit too if it is lower than needed, which only root may.
 ///
 /// # Errors
-/// Returns an error if the hard limit is lower than needed.
+/// Returns an error if the hard limit is lower than needed and cannot be raised.
 pub fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
+    let permitted = getrlimit(Resource::Nofile).maximum;
+    let limit = permitted.map(|most| most.max(needed));
     let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
+        current: limit,
+        maximum: limit,
     };
-    setrlimit(Resource::Nofile, raised)?;
-    match limit.maximum {
-        Some(most) if needed > most => Err(io::Error::other(format!(
-            "{needed} descriptors are needed and {most} permitted"
-        ))),
-        _ => Ok(()),
-    }
+    setrlimit(Resource::Nofile, raised).map_err(|error| match permitted {
+        Some(most) if needed > most => {
+            io::Error::other(format!("{needed} descriptors are needed and {most} permitted: {error}"))
+        }
+        _ => error.into(),
+    })
 }
 
 /// Returns the memory of the kernel's own objects, such as sockets and pipes: `Slab` in

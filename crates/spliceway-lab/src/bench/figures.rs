@@ -159,7 +159,7 @@ impl Row {
         let against = |to: usize| {
             let samples = rounds(compared.subject).min(rounds(to));
             let ratio = ratio(compared.subject, to).zip(control);
-            ratio.map(|(ratio, control)| widened(ratio, samples, control))
+            ratio.map(|(ratio, control)| ratio.for_rounds(samples).widened_by(control))
         };
         let values: Vec<_> = values.collect();
         let best = compared.best_alternative(&values, figure);
@@ -191,23 +191,6 @@ impl Row {
     pub(super) fn value(&self, contender: &str) -> Option<f64> {
         let value = self.values.iter().find(|value| value.contender == contender);
         Some(value?.estimate?.value)
-    }
-}
-
-/// Widens an interval twice. The bootstrap of a few rounds is too narrow, by about the factor of
-/// Student's distribution (Hesterberg 2015, *What teachers should know about the bootstrap*). And
-/// it knows the rounds, but not what differs between two runs of the same relay: the A/A control.
-fn widened(ratio: Estimate, rounds: usize, control: f64) -> Estimate {
-    let freedom = rounds.saturating_sub(1).max(1) as f64;
-    // The quantile at 97.5 % relative to the normal distribution (Abramowitz and Stegun, 26.7.5).
-    let student = 1.0 + 1.21 / freedom + 1.44 / freedom.powi(2);
-    let stretch = student * (rounds as f64 / freedom).sqrt();
-    let factor = control.max(1.0 / control);
-    let stretched = |end: f64| ratio.value * (end / ratio.value).powf(stretch);
-    Estimate {
-        low: stretched(ratio.low) / factor,
-        high: stretched(ratio.high) * factor,
-        ..ratio
     }
 }
 
@@ -265,18 +248,6 @@ mod tests {
             (ratio.low - 0.5 / 1.1).abs() < 1e-9 && (ratio.high - 0.55).abs() < 1e-9,
             "{ratio:?}"
         );
-    }
-
-    #[test]
-    fn an_interval_over_few_rounds_is_wider() {
-        let ratio = Estimate {
-            value: 0.5,
-            low: 0.4,
-            high: 0.6,
-        };
-        let [few, many] = [3, 100].map(|rounds| widened(ratio, rounds, 1.0));
-        assert!(few.low < many.low && many.low < ratio.low, "{few:?}, {many:?}");
-        assert!(few.high > 0.75 && many.high < 0.61, "{few:?}, {many:?}");
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) struct SessionRates {
     pub(crate) outgoing: Option<RateLimit>,
     /// Keeps the client's buckets. It must be held as long as the session lasts.
     #[allow(dead_code, reason = "the field is held and never read")]
-    pub(super) session: Option<ClientSession>,
+    pub(super) session: Option<Box<ClientSession>>,
 }
 
 /// Keeps the buckets of a client for this session and for the client's other sessions.
@@ -151,7 +151,7 @@ impl RateLimits {
         SessionRates {
             incoming,
             outgoing,
-            session,
+            session: session.map(Box::new),
         }
     }
 

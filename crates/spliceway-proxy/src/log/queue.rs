@@ -2,6 +2,7 @@
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ const KEEP_BYTES: usize = 64 << 10;
 /// immediately. If each record wakes the thread, a session of 1 KiB costs 98 µs of CPU time
 /// instead of 85 µs.
 const BATCH_TIME: Duration = Duration::from_millis(5);
+/// The most bytes that one write contains, if it contains several lines. Such a write to a pipe is
+/// atomic (`PIPE_BUF`), so the lines of another program that shares it stay whole.
+const GROUP_MAX_BYTES: usize = 4096;
 
 /// Receives a sentence that says what was opened, or why not.
 type Reopened = oneshot::Sender<Result<String, String>>;
@@ -117,13 +121,23 @@ impl Lines {
             if self.follows.load(Ordering::Relaxed) && sink.to.follow() {
                 sink.torn = sink.to.is_torn();
             }
-            for line in batch.iter() {
-                failure = sink.write_line(line).err();
-                if let Some(error) = &failure {
-                    unreported += 1;
-                    self.dropped.fetch_add(1, Ordering::Relaxed);
-                    sink.to.failed(error);
-                }
+            let mut next = 0;
+            while next < batch.ends.len() {
+                let lines = batch.group(next);
+                failure = match sink.write_lines(&batch.text[lines.clone()]) {
+                    Ok(()) => {
+                        next = batch.lines_before(lines.end);
+                        None
+                    }
+                    Err((written, error)) => {
+                        // The line that the error has cut is lost. Those that follow may not be.
+                        next = batch.lines_before(lines.start + written) + 1;
+                        unreported += 1;
+                        self.dropped.fetch_add(1, Ordering::Relaxed);
+                        sink.to.failed(&error);
+                        Some(error)
+                    }
+                };
             }
             batch.clear();
             if let Some(waiting) = reopening {
@@ -219,9 +233,17 @@ impl Batch {
         true
     }
 
-    fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| &self.text[start..*end])
+    /// Returns where the lines are that one write may contain, from the line `first` on: at least
+    /// one line, and otherwise at most [`GROUP_MAX_BYTES`].
+    fn group(&self, first: usize) -> Range<usize> {
+        let start = first.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let last = self.lines_before(start + GROUP_MAX_BYTES).max(first + 1) - 1;
+        start..self.ends[last]
+    }
+
+    /// Returns the number of lines that end at `position` or before.
+    fn lines_before(&self, position: usize) -> usize {
+        self.ends.partition_point(|end| *end <= position)
     }
 
     fn clear(&mut self) {
@@ -239,15 +261,21 @@ struct Sink<D> {
 }
 
 impl<D: Destination> Sink<D> {
-    /// Writes a whole line. If the previous line was cut short, this line starts on a new one.
-    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
+    /// Writes whole lines. If the previous line was cut short, they start on a new one.
+    ///
+    /// # Errors
+    /// Returns the number of bytes of these lines that were written, and the error.
+    fn write_lines(&mut self, lines: &[u8]) -> Result<(), (usize, io::Error)> {
         if self.torn {
-            self.write_whole(b"\n")?;
+            self.write_whole(b"\n").map_err(|(_, error)| (0, error))?;
+            self.torn = false;
         }
-        self.write_whole(line)
+        self.write_whole(lines).inspect_err(|(written, _)| {
+            self.torn = lines[..*written].last().is_some_and(|last| *last != b'\n');
+        })
     }
 
-    fn write_whole(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write_whole(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         let mut left = bytes;
         while !left.is_empty() {
             let error = match self.to.write(left) {
@@ -259,10 +287,8 @@ impl<D: Destination> Sink<D> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => error,
             };
-            self.torn |= left.len() < bytes.len();
-            return Err(error);
+            return Err((bytes.len() - left.len(), error));
         }
-        self.torn = false;
         Ok(())
     }
 
@@ -271,7 +297,7 @@ impl<D: Destination> Sink<D> {
         match self.to.report_dropped(dropped, works) {
             Report::Told => true,
             Report::Later => false,
-            Report::Line(line) => self.write_line(&line).is_ok(),
+            Report::Line(line) => self.write_lines(&line).is_ok(),
         }
     }
 }
@@ -368,6 +394,39 @@ mod tests {
         assert_eq!(report, "3 lines were dropped\n");
         pushed_alone(log, "last\n");
         assert_eq!(reader.read(), "last\n");
+    }
+
+    #[test]
+    fn lines_share_a_write_up_to_the_size_that_is_atomic() {
+        let (log, reader) = log();
+        pushed_alone(log, "first\n");
+        let half = "x".repeat(GROUP_MAX_BYTES / 2 - 1) + "\n";
+        let long = "y".repeat(GROUP_MAX_BYTES) + "\n";
+        for line in ["a\n", "b\n", &half, &half, &long, "c\n"] {
+            log.push(line.as_bytes());
+        }
+        for expected in ["first\n", &("a\nb\n".to_owned() + &half), &half, &long, "c\n"] {
+            assert!(reader.read() == expected);
+        }
+    }
+
+    #[test]
+    fn only_the_line_that_an_error_cuts_is_lost() {
+        let full = || Err(io::ErrorKind::StorageFull.into());
+        let (log, reader) = log();
+        pushed_alone(log, "first\n");
+        for line in ["one\n", "two\n", "three\n", "four\n"] {
+            log.push(line.as_bytes());
+        }
+        assert_eq!(reader.read(), "first\n");
+        assert_eq!(reader.answer(Ok(6)), "one\ntwo\nthree\nfour\n");
+        assert_eq!(reader.answer(full()), "o\nthree\nfour\n");
+        assert_eq!(reader.read(), "\n", "the line that was cut ends here");
+        assert_eq!(reader.answer(Ok(6)), "three\nfour\n");
+        assert_eq!(reader.answer(full()), "four\n");
+        let report = reader.read();
+        assert_eq!(report, "2 lines were dropped\n");
+        assert_eq!(log.dropped(), 2);
     }
 
     #[test]

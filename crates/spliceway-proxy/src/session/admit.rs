@@ -12,7 +12,7 @@ use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
 use crate::net::listener::{self, Accepted};
 use crate::net::stream::Stream;
-use crate::settings::AcceptProxy;
+use crate::settings::{AcceptProxy, Kind, Naming};
 use spliceway_protocol::proxy;
 
 /// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
@@ -32,6 +32,8 @@ pub(super) struct Addresses {
 /// A client that may use the service, and has not sent its request yet.
 pub(super) struct Admitted {
     pub(super) client: Client,
+    /// Whether only the relay reads from the socket of the client.
+    pub(super) is_client_new: bool,
     pub(super) addresses: Addresses,
     /// The services of this program that the client has passed.
     pub(super) hops: Hops,
@@ -47,9 +49,12 @@ impl Admitted {
         }
         let mut addresses = Addresses::direct(&accepted, service);
         hops.begin(!service.is_private && !service.clients.names_who_may());
-        let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
+        let is_client_new = is_read_by_relay_only(service);
+        // A `BufReader` cannot be without a buffer.
+        let buffer_bytes = if is_client_new { 1 } else { HANDSHAKE_BUFFER_BYTES };
+        let mut client = Client::with_capacity(buffer_bytes, accepted.stream);
         if let Some(accept) = &service.accept_proxy {
-            addresses = read_header(&mut client, accept, addresses, service).await?;
+            addresses = Box::pin(read_header(&mut client, accept, addresses, service)).await?;
             if let Some(client) = addresses.client {
                 guard.set_client(client);
             }
@@ -59,10 +64,18 @@ impl Admitted {
         }
         Ok(Self {
             client,
+            is_client_new: is_client_new && accepted.is_plain_tcp,
             addresses,
             hops,
         })
     }
+}
+
+/// Returns whether nothing but the relay reads what the clients of this service send.
+fn is_read_by_relay_only(service: &Service) -> bool {
+    matches!(service.kind, Kind::Forward(_) | Kind::Transparent(_, Naming::Off))
+        && service.accept_proxy.is_none()
+        && service.tls.is_none()
 }
 
 /// Resets the connection of a client that is refused for this reason.

@@ -44,20 +44,20 @@ impl ByteSource {
 impl ByteCounter {
     /// Returns `None` for a session whose user has no limits. What has passed before does not
     /// count.
-    pub(super) fn new(session: &Arc<Session>, source: ByteSource) -> Option<Self> {
+    pub(super) fn new(session: &Arc<Session>, source: ByteSource) -> Option<Box<Self>> {
         let account = Arc::clone(session.facts().account.as_ref()?.account());
-        Some(Self {
+        Some(Box::new(Self {
             session: Arc::clone(session),
             account,
             counted: source.bytes(),
             source,
             waits: None,
-        })
+        }))
     }
 
     /// Polls what passes the bytes, and counts them. If a quota is used up, the session is cut, and
     /// its future is dropped after this call.
-    pub(super) fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         if self.account.is_used_up() {
             self.session.use_up();
             return Poll::Pending;
@@ -94,11 +94,20 @@ impl ByteCounter {
     }
 }
 
+/// Polls what passes the bytes of a session, and counts them if its user has limits.
+pub(super) fn poll_counted<T>(
+    counter: &mut Option<Box<ByteCounter>>,
+    cx: &mut Context<'_>,
+    poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+) -> Poll<T> {
+    match counter {
+        Some(counter) => counter.poll(cx, poll),
+        None => poll(cx),
+    }
+}
+
 /// Awaits a relay or an association, and counts after each of its polls.
-pub(super) async fn counted<F: Future>(counter: Option<ByteCounter>, passing: F) -> F::Output {
-    let Some(mut counter) = counter else {
-        return passing.await;
-    };
+pub(super) async fn counted<F: Future>(mut counter: Option<Box<ByteCounter>>, passing: F) -> F::Output {
     let mut passing = pin!(passing);
-    poll_fn(|cx| counter.poll(cx, |cx| passing.as_mut().poll(cx))).await
+    poll_fn(|cx| poll_counted(&mut counter, cx, |cx| passing.as_mut().poll(cx))).await
 }

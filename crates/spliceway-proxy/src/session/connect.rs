@@ -21,6 +21,7 @@ use super::relay::{Begin, Ends, RemainingBody};
 use super::service::Service;
 use crate::access::admission::Dial;
 use crate::kit::client_key::ClientKey;
+use crate::kit::first_poll::in_own_task;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
@@ -37,6 +38,8 @@ use spliceway_protocol::{Command, Failure, proxy};
 /// A client whose request is known, until it has what it asked for.
 pub(super) struct Connecting {
     pub(super) client: Client,
+    /// Whether only the relay reads from the socket of the client.
+    pub(super) is_client_new: bool,
     pub(super) addresses: Addresses,
     pub(super) request: ClientRequest,
     /// The position of the listener's port in the port range.
@@ -68,7 +71,7 @@ impl Connecting {
         let dialed = tokio::select! {
             biased;
             dialed = dialer.dial_for(&self.request.request.target, request) => dialed,
-            left = departed(&self.client, self.finish()) => return Err(left),
+            left = in_own_task(departed(&self.client, self.finish())) => return Err(left),
         };
         let mut dialed = match dialed {
             Ok(dialed) => dialed,
@@ -118,6 +121,8 @@ impl Connecting {
             client: self.client_ip(),
             via: &self.request.via,
             hops: self.hops,
+            // Only a relay between sockets knows how long its session has lasted.
+            postpones_keepalive: name.is_none() && self.request.body.is_none(),
         }
     }
 
@@ -173,7 +178,7 @@ impl Connecting {
     /// Refuses the client, and returns how the session ends.
     pub(super) async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
         if self.request.spoken.is_some() {
-            lingering_close(&mut self.client, &self.request.failed(failure)).await;
+            Box::pin(lingering_close(&mut self.client, &self.request.failed(failure))).await;
         } else if self.is_transparent()
             && let Stream::Tcp(client) = self.client.get_ref()
         {
@@ -201,6 +206,7 @@ impl Connecting {
     /// that this request was the last one on its connection.
     pub(super) async fn exchange(&mut self, dialed: &mut Dialed, guard: &Guard) -> Result<(), Outcome> {
         let first_bytes = self.first_bytes();
+        dialed.is_new = false;
         let patience = Patience {
             idle: self.service.settings.timeouts.idle,
             half_closed: self.service.settings.timeouts.half_close,
@@ -260,7 +266,7 @@ impl Connecting {
             Some(rest) => match rest.take(early) {
                 Ok(here) => here,
                 Err(Malformed) => {
-                    lingering_close(&mut self.client, &http::no_chunks()).await;
+                    Box::pin(lingering_close(&mut self.client, &http::no_chunks())).await;
                     return Err(SessionEnd::Denied(Refusal::NotChunked).into());
                 }
             },
@@ -278,10 +284,12 @@ impl Connecting {
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
+            owes_keepalive: dialed.owes_keepalive,
             begin: Begin::New {
                 up,
                 rest,
                 down: dialed.early,
+                new_sockets: [self.is_client_new, dialed.is_new],
             },
         })
     }

@@ -31,7 +31,8 @@ pub(crate) struct Guard {
     /// The key of the session in the registry. `None` after everything was given back.
     registered: Option<usize>,
     counted: Option<Counted>,
-    lease: Option<Lease>,
+    /// Only sessions of a load balancer have one, so it is boxed.
+    lease: Option<Box<Lease>>,
     /// Recognizes the connection to the target. Never read.
     own: Option<Box<OwnDial>>,
     /// `None` after the session has ended.
@@ -57,7 +58,9 @@ impl Guard {
         service.traffic.session_taken_over();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
-        let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
+        let lease = lease
+            .and_then(|(balancer, target)| balancer.adopt(&target))
+            .map(Box::new);
         let open = service.process.sessions.insert(session);
         let guard = Self::hold(service, open, lease, permit);
         guard.reenter_account();
@@ -67,7 +70,7 @@ impl Guard {
     fn hold(
         service: Arc<Service>,
         (session, registered): (Arc<Session>, usize),
-        lease: Option<Lease>,
+        lease: Option<Box<Lease>>,
         permit: SessionPermit,
     ) -> Self {
         Self {
@@ -186,7 +189,7 @@ impl Guard {
 
     /// Keeps the lease of a backend until the session ends.
     pub(super) fn holds(&mut self, lease: Lease) {
-        self.lease = Some(lease);
+        self.lease = Some(Box::new(lease));
     }
 
     /// Keeps what recognizes the connection to the target until the session ends.
@@ -196,7 +199,7 @@ impl Guard {
 
     /// Returns the lease of a backend, if there is one.
     pub(super) fn lease(&mut self) -> Option<&mut Lease> {
-        self.lease.as_mut()
+        self.lease.as_deref_mut()
     }
 
     /// Returns the number of backends that were tried before the one that the session has.
@@ -247,6 +250,13 @@ impl Guard {
         self.counted = Some(Counted::Association(self.service.traffic.associate(stats.clone())));
         self.session.facts().phase = Phase::Datagrams(stats);
         self.limit();
+    }
+
+    /// Lets the session know when it has [lasted](Session::has_lasted).
+    pub(super) fn tell_when_lasting(&self) {
+        if let Some(key) = self.registered {
+            self.service.process.sessions.tell_when_lasting(key, &self.session);
+        }
     }
 
     fn limit(&self) {

@@ -1,6 +1,7 @@
 //! The handshake: reads a client's messages, decides whether the client may make its request, and
 //! answers.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -46,7 +47,7 @@ pub(super) struct ClientRequest {
     pub(super) body: Option<http::Body>,
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
-    pub(super) via: String,
+    pub(super) via: Cow<'static, str>,
     /// The name that the certificate of the target must have. `None` means that it does not speak
     /// TLS.
     pub(super) tls: Option<PeerName>,
@@ -190,7 +191,7 @@ async fn receive_socks5(
         user,
         head: Vec::new(),
         body: None,
-        via: http::first_via(),
+        via: http::first_via().into(),
         tls: None,
         tls_start: None,
         asks_for_tls: false,
@@ -209,7 +210,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         user: None,
         head: Vec::new(),
         body: None,
-        via: http::first_via(),
+        via: http::first_via().into(),
         tls: None,
         tls_start: None,
         asks_for_tls: false,
@@ -251,7 +252,7 @@ async fn receive_http(
         user,
         head,
         body,
-        via: parser.into_via(),
+        via: parser.into_via().into(),
         tls: None,
         tls_start: None,
         asks_for_tls: false,
@@ -451,7 +452,7 @@ impl ClientRequest {
             user: None,
             head: Vec::new(),
             body: None,
-            via: http::first_via(),
+            via: http::first_via().into(),
         }
     }
 

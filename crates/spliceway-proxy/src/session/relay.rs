@@ -7,35 +7,36 @@ mod plain;
 mod request_body;
 mod spin;
 
-use std::io;
-
 use spliceway::Engine;
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
 use super::record::Record;
-use crate::kit::outcome::{Outcome, SessionEnd};
+use super::step::Step;
 use crate::net::stream::Stream;
 pub(super) use ends::{Begin, Ends, RemainingBody};
 use http::{Request, exchange};
-use plain::{Ended, bound, plain};
+use plain::{Bounds, bound, plain};
 
-/// What follows a relay.
-pub(super) enum Relayed {
-    Ended(Outcome),
-    /// Another process asks for the session.
-    Suspended(Box<Suspended>, oneshot::Sender<Offer>),
-}
-
-/// Relays between sockets of concrete types, because the relay decides by type what it can splice.
-pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
+/// Relays until the session ends, or another process has taken it. The sockets have concrete types,
+/// because the relay decides by type what it can splice.
+pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
     let Ends {
         mut client,
         mut upstream,
+        owes_keepalive,
         rates,
         begin,
     } = ends;
-    let mut options = record.guard.service().relays.clone();
+    let service = record.guard.service();
+    let mut options = match begin {
+        Begin::New {
+            rest: None,
+            new_sockets: [is_client_new, true],
+            ..
+        } => service.relays_of_new_sockets[usize::from(is_client_new)].clone(),
+        _ => service.relays.clone(),
+    };
     if let Some(limit) = &rates.incoming {
         options = options.a_to_b_rate_limit(limit);
     }
@@ -52,36 +53,37 @@ pub(super) async fn relay(ends: Ends, record: &mut Record) -> Relayed {
             up,
             rest: Some(rest),
             down,
+            ..
         } => {
             let request = Request { up, rest, down };
-            return Relayed::Ended(Box::pin(exchange(client, request, upstream, options, record)).await);
+            return Step::new(async move {
+                let outcome = exchange(client, request, upstream, options, &mut record).await;
+                drop(rates);
+                record.end(outcome);
+                None
+            });
         }
-        Begin::New { up, rest: None, down } => {
+        Begin::New {
+            up, rest: None, down, ..
+        } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
             None
         }
         Begin::Resume(state) => Some(state),
     };
-    let ended = match (client, upstream) {
-        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
-        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
-        // Boxed, so that sessions without TLS do not hold its memory.
-        (client, upstream) => Ended::Finished(Box::pin(bound(client, upstream, options, record)).await),
+    let bounds = Bounds {
+        options,
+        state,
+        rates,
+        owes_keepalive,
+        offer,
     };
-    match ended {
-        Ended::Finished(outcome) => Relayed::Ended(outcome),
-        Ended::Lost(error) => Relayed::Ended(lost(&error)),
-        Ended::Suspended(client, upstream, state, to) => {
-            let suspended = Suspended {
-                client,
-                upstream,
-                state: *state,
-                rates,
-            };
-            Relayed::Suspended(Box::new(suspended), to)
-        }
+    match (client, upstream) {
+        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
+        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
+        (client, upstream) => bound(client, upstream, bounds, record),
     }
 }
 
@@ -94,9 +96,24 @@ fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
     }
 }
 
-/// Returns the end of a session whose relay could not be suspended for another process.
-fn lost(error: &io::Error) -> Outcome {
-    let why = format!("cannot read out a pipe for a hand-over: {error}");
-    tracing::error!("a session ends: {why}");
-    Outcome::because(SessionEnd::Drained, &why)
+/// Offers a suspended relay to another process. If that process does not take it, it continues
+/// here.
+///
+/// Another task waits for the answer. So a session that is cut meanwhile ends here only if the
+/// other process has not taken it.
+fn offer(suspended: Suspended, to: oneshot::Sender<Offer>, record: Record) -> Step {
+    let (offer, mut answer) = Offer::new(suspended);
+    // If the hand-over does not wait for it any more, the relay comes back.
+    drop(to.send(offer));
+    Step::new(async move {
+        let waiting = tokio::spawn(async move {
+            let Some(suspended) = answer.returned().await else {
+                record.hand_over();
+                return None;
+            };
+            Some((suspended, record))
+        });
+        let (suspended, record) = waiting.await.ok().flatten()?;
+        Some(relay(suspended.into(), record))
+    })
 }

@@ -37,7 +37,8 @@ impl Admitted {
                 }
                 Err(reason) => return Err(reset(self.client.into_inner(), reason)),
             },
-            kind => receive(&mut self.client, kind, &self.addresses, guard).await?,
+            // Boxed, so that the sessions of a forwarder do not hold the memory of a handshake.
+            kind => Box::pin(receive(&mut self.client, kind, &self.addresses, guard)).await?,
         };
         if let Some((start, terminator)) = request.tls_start.take().zip(service.tls.as_ref()) {
             // Boxed, so that other sessions do not hold the memory of this handshake.
@@ -49,6 +50,7 @@ impl Admitted {
         }
         let Self {
             client,
+            is_client_new,
             addresses,
             hops,
         } = self;
@@ -58,6 +60,7 @@ impl Admitted {
         }
         let mut connecting = Connecting {
             client,
+            is_client_new,
             addresses,
             request,
             port_index,

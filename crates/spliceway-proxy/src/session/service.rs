@@ -29,6 +29,9 @@ pub(crate) struct Service {
     /// The settings for the sessions of every service.
     pub(crate) settings: SessionSettings,
     pub(crate) relays: RelayOptions,
+    /// The same, for relays to a new socket: from a client that something has read from before, and
+    /// from a client with a new socket. All relays share them, so they are made once.
+    pub(crate) relays_of_new_sockets: [RelayOptions; 2],
     pub(crate) clients: ClientPolicy,
     /// Whether its clients count as local. Those of a Unix socket must then be of this user or
     /// root.

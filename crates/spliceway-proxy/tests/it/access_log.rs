@@ -417,17 +417,17 @@ fn a_full_disk_drops_records_and_tears_no_two_lines_together() {
 
 #[test]
 fn a_slow_disk_delays_neither_sessions_nor_the_exit() {
-    const SESSIONS: usize = 20;
+    const SESSIONS: usize = 200;
     if !has_tool("strace", "strace") {
         return;
     }
     let (folder, trace) = (Folder::new("slow"), TextFile::new(""));
     let log = folder.log();
     let mut strace = Command::new("strace");
-    // With -D, the program is this test's child. A write to the file takes 1/3 s, so all records
-    // would take 7 s, and the program waits for 1 s at its end.
+    // With -D, the program is this test's child. A write to the file takes 1 s, and has 4 KiB at
+    // most. So all records would take 15 s, and the program waits for 1 s at its end.
     strace.args(["-D", "-f", "-qq", "-o", trace.path(), "-P", &log, "-e", "trace=write"]);
-    strace.args(["-e", "inject=write:delay_enter=333ms", env!("CARGO_BIN_EXE_spliceway")]);
+    strace.args(["-e", "inject=write:delay_enter=1s", env!("CARGO_BIN_EXE_spliceway")]);
     strace.args(["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     strace.args(["-r", &echo("127.0.0.1:0").to_string(), "--access-log", &log]);
     let mut program = Program::spawn(strace, true);

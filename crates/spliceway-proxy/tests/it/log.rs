@@ -138,7 +138,7 @@ fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream,
 
 const SESSIONS: usize = 60;
 
-/// Starts a proxy whose log is not read. The pipe is full, and the proxy has more lines to write.
+/// Starts a proxy whose log is not read. The proxy has more lines than fit into the pipe.
 fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildStderr>) {
     const PIPE_BYTES: usize = 4096;
     let (program, log) = Program::start_unread(&["socks5", "-l", "127.0.0.1:0"]);
@@ -150,8 +150,9 @@ fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildSt
     }
     program.await_sum("spliceway_connections_total", &[], SESSIONS as u64);
     let until = Instant::now() + PATIENCE;
-    while rustix::io::ioctl_fionread(log.get_ref().as_fd()).unwrap() < PIPE_BYTES as u64 - 1024 {
-        assert!(Instant::now() < until, "the pipe is not full");
+    // The lines do not fit into the pipe. A write of several lines waits until all of them fit.
+    while rustix::io::ioctl_fionread(log.get_ref().as_fd()).unwrap() == 0 {
+        assert!(Instant::now() < until, "the pipe is empty");
         let_pass(Duration::from_millis(2));
     }
     (program, log)

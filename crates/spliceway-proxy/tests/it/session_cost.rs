@@ -1,12 +1,16 @@
-//! The system calls and the allocations of a session, counted from outside.
+//! The system calls, the allocations and the memory of a session, counted from outside.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use spliceway_net::has_tool;
 
+use crate::clients::{AGREED, GREETING, ip_request, read_head};
 use crate::harness::{Program, TextFile, accept, listen, read_all, read_exactly};
 
 /// The calls of one session of `forward` with one request and one answer: the name of each call,
@@ -18,10 +22,10 @@ const CALLS: &[(&str, usize)] = &[
     ("connect", 1),
     // A connection to itself is refused.
     ("getsockname", 1),
-    ("setsockopt", 4),
-    ("getsockopt", 3),
+    ("setsockopt", 1),
+    ("getsockopt", 1),
     ("epoll_ctl", 4),
-    ("recvfrom", 5),
+    ("recvfrom", 4),
     ("sendto", 2),
     ("shutdown", 2),
     ("close", 2),
@@ -31,7 +35,11 @@ const CALLS: &[(&str, usize)] = &[
 ];
 
 /// The most allocations of one session of `forward`. A message causes none.
-const ALLOCATIONS: usize = 22;
+const ALLOCATIONS: usize = 14;
+
+/// The most bytes that an idle session has allocated, in each kind of service. The table in
+/// `docs/design/019-memory-of-a-session.md` says for what.
+const IDLE_BYTES: usize = 2250;
 
 /// Runs `forward` under `tool` with this number of sessions, one after another, and this number of
 /// requests in each session.
@@ -107,19 +115,58 @@ fn a_session_of_a_forwarder_makes_no_more_than_these_calls() {
     }
 }
 
+/// Returns the kernel's timer of the socket with these ports, as `/proc/net/tcp` shows it.
+fn timer_of(local: u16, remote: u16) -> Option<String> {
+    let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
+    let ends = |port| format!(":{port:04X}");
+    let mut lines = sockets
+        .lines()
+        .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let found = lines.find(|line| line[1].ends_with(&ends(local)) && line[2].ends_with(&ends(remote)))?;
+    Some(found[5].split_once(':')?.0.to_owned())
+}
+
+#[test]
+fn a_session_that_lasts_sends_keepalive_probes_to_its_target() {
+    const KEEPALIVE: &str = "02";
+    let (listener, target) = listen();
+    let arguments = ["forward", "-l", "127.0.0.1:0", "-r", &target.to_string()];
+    let program = Program::start(&arguments);
+    let mut client = program.connect();
+    client.write_all(b"request").unwrap();
+    let mut accepted = accept(&listener);
+    assert_eq!(read_exactly(&mut accepted, 7), b"request");
+    let port = accepted.peer_addr().unwrap().port();
+    let until = Instant::now() + Duration::from_secs(20);
+    while timer_of(port, target.port()).as_deref() != Some(KEEPALIVE) {
+        assert!(Instant::now() < until, "no probes");
+        thread::yield_now();
+    }
+}
+
 /// Returns the number of allocations of such a run, which valgrind counts.
 fn allocations_of(sessions: usize, requests: usize) -> usize {
     let report = TextFile::new("");
+    run(valgrind(&report), sessions, requests);
+    // `total heap usage: 1,234 allocs, 1,200 frees, 123,456 bytes allocated`
+    number_between(&report, "total heap usage: ", " allocs")
+}
+
+/// Returns a command that writes what valgrind counts to `report`.
+fn valgrind(report: &TextFile) -> Command {
     let mut valgrind = Command::new("valgrind");
     valgrind.arg(format!("--log-file={}", report.path()));
-    // Only the count is needed, so valgrind does not search for leaks or undefined values.
+    // Only the counts are needed, so valgrind does not search for leaks or undefined values.
     valgrind.args(["--leak-check=no", "--undef-value-errors=no"]);
-    run(valgrind, sessions, requests);
+    valgrind
+}
+
+/// Returns the number between two texts of a report.
+fn number_between(report: &TextFile, before: &str, after: &str) -> usize {
     let report = fs::read_to_string(report.path()).unwrap();
-    // `total heap usage: 1,234 allocs, 1,200 frees, 123,456 bytes allocated`
-    let (_, usage) = report.split_once("total heap usage: ").expect(&report);
-    let (allocations, _) = usage.split_once(" allocs").expect(&report);
-    allocations.replace(',', "").parse().unwrap()
+    let (_, number) = report.split_once(before).expect(&report);
+    let (number, _) = number.split_once(after).expect(&report);
+    number.replace(',', "").parse().unwrap()
 }
 
 #[test]
@@ -133,4 +180,64 @@ fn a_session_makes_few_allocations_and_a_message_makes_none() {
     assert!(of_session <= ALLOCATIONS, "{of_session} allocations per session");
     let of_message = (allocations_of(1, 1 + MORE).saturating_sub(one) + MORE / 2) / MORE;
     assert_eq!(of_message, 0, "allocations per message");
+}
+
+/// Returns the number of bytes that a program of this kind has allocated while this number of
+/// sessions are idle. valgrind counts them.
+fn bytes_with(kind: &str, sessions: usize) -> usize {
+    let report = TextFile::new("");
+    let mut valgrind = valgrind(&report);
+    valgrind.arg(env!("CARGO_BIN_EXE_spliceway"));
+    valgrind.args([kind, "-l", "127.0.0.1:0", "--workers", "1"]);
+    let (listener, target) = listen();
+    if kind == "forward" {
+        valgrind.args(["-r", &target.to_string()]);
+    }
+    let mut program = Program::spawn(valgrind, false);
+    let idle: Vec<_> = (0..sessions)
+        .map(|_| {
+            let mut client = program.connect();
+            match kind {
+                "http" => {
+                    write!(client, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();
+                    read_head(&mut client);
+                }
+                "socks5" => {
+                    client.write_all(&GREETING).unwrap();
+                    read_exactly(&mut client, AGREED.len());
+                    client.write_all(&ip_request(target)).unwrap();
+                    read_exactly(&mut client, 10);
+                }
+                _ => {}
+            }
+            let mut target = accept(&listener);
+            client.write_all(b"request").unwrap();
+            assert_eq!(read_exactly(&mut target, 7), b"request");
+            target.write_all(b"answer").unwrap();
+            assert_eq!(read_exactly(&mut client, 6), b"answer");
+            (client, target)
+        })
+        .collect();
+    // The program does not handle this signal, so valgrind counts what the sessions have.
+    program.signal(Signal::ALARM);
+    assert!(!program.exit().success());
+    drop(idle);
+    // `in use at exit: 123,456 bytes in 1,234 blocks`
+    number_between(&report, "in use at exit: ", " bytes")
+}
+
+#[test]
+fn an_idle_session_of_each_kind_holds_a_bounded_number_of_bytes() {
+    // The lists of open sessions have room for a power of two.
+    const FEW: usize = 32;
+    const MANY: usize = 64;
+    if !has_tool("valgrind", "valgrind") {
+        return;
+    }
+    for kind in ["forward", "http", "socks5"] {
+        let (few, many) = (bytes_with(kind, FEW), bytes_with(kind, MANY));
+        let of_session = (many - few) / (MANY - FEW);
+        assert!(of_session <= IDLE_BYTES, "{kind}: {of_session} bytes per idle session");
+        println!("{kind}: {of_session} bytes per idle session");
+    }
 }

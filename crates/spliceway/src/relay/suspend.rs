@@ -8,9 +8,9 @@ use bytes::Bytes;
 use spliceway_core::{Counts, DirectionSummary, Waits};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Directions, Relay, Shared};
-use crate::cancel::CancelHandle;
+use super::{Directions, Relay};
 use crate::direction_state::DirectionState;
+use crate::handles::Shared;
 use crate::options::{self, RelayOptions};
 use crate::outcome::{EndReason, Peer};
 
@@ -87,10 +87,8 @@ where
     /// Returns whether the relay can be suspended. A relay that has ended, failed or been cancelled
     /// cannot: it finishes, if anything is left to do, within the deadlines that apply to that.
     pub fn can_suspend(&self) -> bool {
-        let cancel = self.options.as_deref().and_then(|options| options.cancel.as_ref());
-        self.salvage.is_none()
-            && self.directions.shared.end.get().is_none()
-            && !cancel.is_some_and(CancelHandle::is_asked)
+        let shared = &self.directions.shared;
+        self.salvage.is_none() && shared.end.get().is_none() && !shared.cancel.is_asked()
     }
 
     /// Stops the relay at any point, so that [`resume`](Relay::resume) can continue.
@@ -137,7 +135,7 @@ where
         let summary = self.directions.shared.summary();
         let held_back = self.directions.is_held_back();
         let idle = self.deadlines.as_ref();
-        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        let options = options::or_default(&self.options);
         let mut state = RelayState {
             idle: idle.map_or(options.idle, |deadlines| deadlines.idle(summary.bytes(), held_back)),
             first_eof: summary.first_eof,
@@ -164,16 +162,17 @@ where
             a_to_b: Counts::resume(&state.a_to_b.counts).resume_waits(&state.a_to_b.waits),
             b_to_a: Counts::resume(&state.b_to_a.counts).resume_waits(&state.b_to_a.waits),
             first_eof: state.first_eof.map_or_else(OnceLock::new, OnceLock::from),
-            end: OnceLock::new(),
+            ..Shared::default()
         };
-        options.idle = state.idle;
+        let own = options.change();
+        own.idle = state.idle;
         Self {
             directions: Directions {
-                a_to_b: DirectionState::resume(state.a_to_b, &mut options.a_to_b),
-                b_to_a: DirectionState::resume(state.b_to_a, &mut options.b_to_a),
+                a_to_b: DirectionState::resume(state.a_to_b, &mut own.a_to_b),
+                b_to_a: DirectionState::resume(state.b_to_a, &mut own.b_to_a),
                 shared: Arc::new(shared),
             },
-            options: Some(Box::new(options)),
+            options: options.into_shared(),
             ..Self::new(a, b)
         }
     }

@@ -10,6 +10,8 @@ mod cancel;
 mod failed;
 // The end of one stream as the end of both.
 mod half_close;
+// Sockets that the caller knows to be new.
+mod new_socket;
 // The relay returns its streams, and the bytes in flight.
 mod parts;
 // Which peer ended first, and which stream failed.

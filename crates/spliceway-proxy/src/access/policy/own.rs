@@ -1,7 +1,7 @@
 //! The addresses that this program listens on.
 
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +18,7 @@ use spliceway_protocol::address::is_abstract;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnListeners {
     /// The number of listeners at each place.
-    bound: Arc<RwLock<HashMap<Bound, usize>>>,
+    bound: Arc<RwLock<BTreeMap<Bound, usize>>>,
 }
 
 /// The entry of a listener. Dropping it removes the listener from the list.
@@ -29,22 +29,23 @@ pub(crate) struct OwnEntry {
     bound: Bound,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Bound {
     Ip(Endpoint),
     Path(PathBuf),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The port comes first, because few listeners share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Endpoint {
-    at: At,
     port: u16,
+    at: At,
     /// Whether the listener is for datagrams, and not for connections.
     is_for_datagrams: bool,
 }
 
 /// The addresses of this machine at which a listener is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum At {
     One(IpAddr),
     EveryV4,
@@ -87,7 +88,7 @@ impl OwnListeners {
     }
 
     /// Returns whether a connection to `address`, or a datagram, reaches one of these listeners.
-    /// Each dial asks, so the time does not depend on the number of listeners.
+    /// Each dial asks, so the time hardly depends on the number of listeners.
     pub(super) fn are_at(&self, address: SocketAddr, is_for_datagrams: bool) -> bool {
         let (ip, port) = (reached(address.ip()), address.port());
         let bound = self.bound.read();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use socket2::Socket;
+use socket2::{Protocol, SockRef, Socket};
 use tokio::net::{TcpListener, UdpSocket, UnixListener};
 
 use super::abstract_socket;
@@ -41,6 +41,8 @@ pub(crate) struct Accepted {
     /// The client's address. An IPv4-mapped IPv6 address is converted to IPv4. `None` for a Unix
     /// socket.
     pub(crate) peer: Option<SocketAddr>,
+    /// Whether [`Listener::is_plain_tcp`] was asked, and said so.
+    pub(crate) is_plain_tcp: bool,
 }
 
 impl Listener {
@@ -69,6 +71,15 @@ impl Listener {
             Self::Udp(_) => Transport::Datagrams,
             Self::Tcp(_) | Self::Unix(..) => Transport::Streams,
         }
+    }
+
+    /// Returns whether its clients have sockets of TCP. A service manager may pass a listener of
+    /// another protocol, such as MPTCP.
+    pub(crate) fn is_plain_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+            && SockRef::from(self)
+                .protocol()
+                .is_ok_and(|found| found == Some(Protocol::TCP))
     }
 
     /// Returns whether only local clients can reach the listener. It must be on loopback, or be a
@@ -109,6 +120,7 @@ impl Listener {
             Self::Tcp(listener) => ready!(listener.poll_accept(cx)).map(|(stream, peer)| Accepted {
                 stream: stream.into(),
                 peer: Some(canonical(peer)),
+                is_plain_tcp: false,
             }),
             Self::Unix(_, listener) => loop {
                 break match ready!(listener.poll_accept(cx)) {
@@ -117,6 +129,7 @@ impl Listener {
                     accepted => accepted.map(|(stream, _)| Accepted {
                         stream: stream.into(),
                         peer: None,
+                        is_plain_tcp: false,
                     }),
                 };
             },

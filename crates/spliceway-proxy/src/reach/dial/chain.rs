@@ -145,6 +145,7 @@ async fn shake_hands(
         Scheme::Http => Language::Http,
     };
     let (mut handshake, first) = Handshake::start(language, target, proxy.credentials.as_ref(), via)?;
+    dialed.is_new = false;
     dialed.stream.write_all(&first).await?;
     dialed.stream.flush().await?;
     loop {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::attempts::first_to_connect;
 use super::error::DialError;
@@ -16,10 +16,12 @@ use super::request::{Caller, DialRequest, Purpose};
 use super::resolver::{
     Found, Lookup, LookupError, MemberList, Memory, Pending, Reading, Resolver, ResolverSettings, SearchEnd, within,
 };
+use super::socket::SocketError;
 use super::unix;
 use super::upstream::UpstreamProxy;
 use crate::access::policy::{Denied, TargetPolicy};
 use crate::kit::client_key::ClientKey;
+use crate::kit::first_poll::in_own_task;
 use crate::net::hops::Hops;
 use crate::net::outgoing::SocketSettings;
 use crate::net::stream::Stream;
@@ -63,6 +65,10 @@ pub(crate) struct Dialed {
     /// The remote address of the connection: the target's, or the first upstream proxy's. `None`
     /// for a Unix socket.
     pub(crate) address: Option<SocketAddr>,
+    /// Whether nothing has read from the socket yet.
+    pub(crate) is_new: bool,
+    /// Whether the keepalive of the socket was postponed.
+    pub(crate) owes_keepalive: bool,
     /// Recognizes the connection if a firewall rule sends it back to this process.
     pub(crate) own: Option<Box<OwnDial>>,
     /// The HTTP proxy at the other end, if it awaits the request in place of the target.
@@ -122,13 +128,15 @@ impl Dialer {
         let caller = Caller {
             ip: request.client,
             hops: request.hops,
+            postpones_keepalive: request.postpones_keepalive,
             ..self.caller(request.client.map(ClientKey::from))
         };
         self.policy.check_name(target)?;
         let dialed = if self.settings.upstreams.is_empty() {
             self.connect(target, Purpose::Target(None), caller).await?
         } else {
-            self.dial_through(request.passage, target, request.via, caller).await?
+            // Boxed, so that a direct dial does not hold the memory of a chain.
+            Box::pin(self.dial_through(request.passage, target, request.via, caller)).await?
         };
         match request.tls {
             None => Ok(dialed),
@@ -210,6 +218,7 @@ impl Dialer {
             ip: None,
             hops: Hops::default(),
             deadline: Instant::now() + self.settings.timeout,
+            postpones_keepalive: false,
         }
     }
 
@@ -275,14 +284,18 @@ impl Dialer {
         caller: Caller,
     ) -> Result<Dialed, DialError> {
         match target {
-            Target::Ip(address) => self.connect_any(
-                HappyEyeballs::with_addresses([address.ip()]),
-                Vec::new(),
-                *address,
-                purpose,
-                caller,
-            ),
-            Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
+            Target::Ip(address) => {
+                let address = canonical(*address);
+                tokio::select! {
+                    biased;
+                    dialed = self.attempt(address, purpose, caller) => dialed,
+                    () = in_own_task(sleep_until(caller.deadline)) => {
+                        Err(DialError::Unreachable(Target::Ip(address), SocketError::timed_out()))
+                    }
+                }
+            }
+            // Boxed, so that a dial of an address does not hold the memory of lookups.
+            Target::Name(name, port) => Box::pin(self.connect_by_name(name, *port, purpose, caller)).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
                 if self.policy.is_hop_to_path(path) {
@@ -290,10 +303,9 @@ impl Dialer {
                 }
                 let connected = unix::connect(path, caller.deadline).await;
                 let stream = connected.map_err(|error| DialError::Unreachable(target.clone(), error))?;
-                return Ok(Dialed::new(stream.into(), None, None));
+                Ok(Dialed::new(stream.into(), None, None))
             }
         }
-        .await
     }
 
     /// Tries the readings of a name in order, until one of them has an address. A reading is the
@@ -401,9 +413,15 @@ impl Dialer {
         } else {
             Hops::default()
         };
-        let connected = self.settings.sockets.connect_after(hops, address, caller.ip).await;
+        let sockets = &self.settings.sockets;
+        // The caller does not know whether it gets the target or a proxy.
+        let postpones = caller.postpones_keepalive && purpose != Purpose::Proxy;
+        let keepalive = sockets.keepalive.filter(|_| !postpones);
+        let connected = sockets.connect_after(hops, address, caller.ip, keepalive).await;
         let (stream, own) = connected.map_err(|error| DialError::Unreachable(Target::Ip(address), error))?;
-        Ok(Dialed::new(stream.into(), Some(address), own))
+        let mut dialed = Dialed::new(stream.into(), Some(address), own);
+        dialed.owes_keepalive = postpones;
+        Ok(dialed)
     }
 
     /// Looks up the addresses of a name. Returns the whole name that has them, too.
@@ -430,6 +448,8 @@ impl Dialed {
             stream,
             early: Vec::new(),
             address,
+            is_new: true,
+            owes_keepalive: false,
             own,
             proxy: None,
             tls: None,

@@ -96,6 +96,7 @@ pub(super) fn build(
         name: Arc::clone(&service.name),
         kind: service.kind.clone(),
         settings: settings.sessions,
+        relays_of_new_sockets: of_new_sockets(&relays(&settings.sessions)),
         relays: relays(&settings.sessions),
         clients: service.clients.clone(),
         is_private: clients == Clients::Local,
@@ -283,6 +284,13 @@ fn has_same_certificates(service: &ServiceSettings, before: &Before<'_>) -> bool
     is_same_to_clients && is_same_to_targets
 }
 
+/// Returns the options of relays to a new socket: see [`Service::relays_of_new_sockets`].
+fn of_new_sockets(relays: &RelayOptions) -> [RelayOptions; 2] {
+    let to_new = relays.clone().new_socket(Peer::B);
+    [to_new.clone(), to_new.new_socket(Peer::A)]
+}
+
+/// Returns the options of relays.
 fn relays(settings: &SessionSettings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)

@@ -13,7 +13,7 @@ use super::finishing::{Finishing, Left};
 use crate::access::policy::OwnEntry;
 use crate::kit::alive::{Alive, MaybeAlive};
 use crate::net::adopted::Offered;
-use crate::net::listener::{self, Listener, ModeChange, Transport};
+use crate::net::listener::{self, Accepted, Listener, ModeChange, Transport};
 use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
 use crate::session::Process;
 use crate::session::Service;
@@ -190,15 +190,20 @@ impl Acceptor {
     ) {
         let process = &self.process;
         let failed = |errno| process.metrics.accept_failed(errno);
+        let is_plain_tcp = listener.is_plain_tcp();
         let serve = |accepted, permit| {
+            let accepted = Accepted {
+                is_plain_tcp,
+                ..accepted
+            };
             let Assignment { service, port_index } = to.borrow().clone();
             let arrival = Arrival {
                 accepted,
                 port_index,
                 permit,
             };
-            if let Some((setup, session)) = session::begin(arrival, service) {
-                let task = tokio::spawn(session::run(setup, self.alive.clone()));
+            if let Some((step, session)) = session::begin(arrival, service) {
+                let task = tokio::spawn(session::run(step, self.alive.clone()));
                 session.set_task(task.abort_handle());
             }
         };

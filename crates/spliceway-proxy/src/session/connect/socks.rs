@@ -55,6 +55,8 @@ impl Connecting {
                     stream: stream.into(),
                     early: Vec::new(),
                     address: Some(peer),
+                    is_new: true,
+                    owes_keepalive: false,
                     own: None,
                     proxy: None,
                     tls: None,

@@ -22,6 +22,7 @@ impl Connecting {
     pub(in crate::session) async fn ask_for_tls(&mut self, dialed: &mut Dialed, guard: &Guard) -> Result<(), Outcome> {
         let request = [&self.introduction()[..], &POSTGRES_TLS].concat();
         self.header = None;
+        dialed.is_new = false;
         let exchange = async {
             dialed.stream.write_all(&request).await?;
             dialed.stream.flush().await?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use spliceway::{RelaySummary, RelayWaits};
+use spliceway_protocol::address::Target;
 
 use crate::access::datagram_counts::DatagramSummary;
 use crate::log::Line;
@@ -20,8 +21,8 @@ pub(super) fn fill(
     line.number("id", session.id);
     line.text("service", &session.service);
     match &facts.client {
-        Some(client) => line.display("client", client),
-        None => line.display("client", &"unix"),
+        Some(client) => line.address("client", client),
+        None => line.word("client", "unix"),
     }
     if let Some(user) = &facts.user {
         line.text("user", user);
@@ -35,14 +36,16 @@ pub(super) fn fill(
     if let Some(tls) = &facts.tls {
         tls.fill(line);
     }
-    if let Some(target) = &facts.target {
-        line.display("target", target);
+    match &facts.target {
+        Some(Target::Ip(address)) => line.address("target", address),
+        Some(target) => line.display("target", target),
+        None => {}
     }
     if let Some(reason) = facts.would_deny {
         line.display("would_deny", &reason.as_str());
     }
     if let Some(upstream) = &facts.dialled {
-        line.display("upstream", upstream);
+        line.address("upstream", upstream);
     }
     if let Some(tls) = &facts.target_tls {
         fill_target(tls, line);

@@ -13,6 +13,8 @@ use spliceway_protocol::http::{Chunks, Malformed};
 pub(in crate::session) struct Ends {
     pub(in crate::session) client: Stream,
     pub(in crate::session) upstream: Stream,
+    /// Whether the keepalive of the target's socket is not set yet.
+    pub(in crate::session) owes_keepalive: bool,
     pub(in crate::session) rates: SessionRates,
     pub(in crate::session) begin: Begin,
 }
@@ -24,6 +26,8 @@ pub(in crate::session) enum Begin {
         /// The part of the client's further bytes that is for the target. `None` means all of them.
         rest: Option<RemainingBody>,
         down: Vec<u8>,
+        /// Whether nothing has read from the client's socket, and from the target's.
+        new_sockets: [bool; 2],
     },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),
@@ -57,6 +61,7 @@ impl From<Suspended> for Ends {
         Self {
             client: suspended.client,
             upstream: suspended.upstream,
+            owes_keepalive: false,
             rates: suspended.rates,
             begin: Begin::Resume(Box::new(suspended.state)),
         }

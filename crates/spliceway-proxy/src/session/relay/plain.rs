@@ -6,47 +6,57 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway::{Peer, Relay, RelayOptions, RelayState, Spliceable};
+use socket2::SockRef;
+use spliceway::{Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::ends::new_relay;
 use super::spin::Spin;
-use crate::kit::outcome::Outcome;
+use crate::access::rates::SessionRates;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::net::outgoing::set_keepalive;
 use crate::net::stream::Stream;
-use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
-use crate::session::handover::Offer;
+use crate::session::byte_counter::{ByteCounter, ByteSource, poll_counted};
+use crate::session::guard::Guard;
+use crate::session::handover::{Offer, Suspended};
 use crate::session::record::Record;
+use crate::session::step::Step;
 
-/// How a relay has ended.
-pub(super) enum Ended {
-    /// Its streams have ended, or it was stopped.
-    Finished(Outcome),
-    /// Another process asks for the session, and receives an [`Offer`] here.
-    Suspended(Stream, Stream, Box<RelayState>, oneshot::Sender<Offer>),
-    /// Another process asked for the session, and the relay could not be suspended. The streams are
-    /// gone, and with them what the pipes held.
-    Lost(io::Error),
+/// What bounds a relay, and where it begins.
+pub(super) struct Bounds {
+    pub(super) options: RelayOptions,
+    /// The state of a suspended relay.
+    pub(super) state: Option<Box<RelayState>>,
+    /// Held until the session ends.
+    pub(super) rates: SessionRates,
+    /// Whether the keepalive of the target's socket is not set yet.
+    pub(super) owes_keepalive: bool,
+    /// Returns the step that offers a suspended relay to another process.
+    pub(super) offer: fn(Suspended, oneshot::Sender<Offer>, Record) -> Step,
 }
 
 /// Relays between streams that have a state in this process, so no other process can continue.
-pub(super) async fn bound(client: Stream, upstream: Stream, options: RelayOptions, record: &mut Record) -> Outcome {
-    let (mut client, mut upstream) = (client, upstream);
-    let ended = {
-        let guard = &mut record.guard;
-        // The relay passes a reset on to an end that is a socket.
-        let ends = (Spliceable::new(&mut client), Spliceable::new(&mut upstream));
-        let relay = new_relay(ends.0, ends.1, options, guard);
-        let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
-        counted(counter, relay).await
-    };
-    record.observe(&client, &upstream);
-    match &ended {
-        Err(error) if error.peer() == Peer::A => pass_reset(client, upstream).await,
-        Err(_) => pass_reset(upstream, client).await,
-        Ok(_) => {}
-    }
-    ended.into()
+pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mut record: Record) -> Step {
+    let Bounds { options, rates, .. } = bounds;
+    Step::new(async move {
+        let ended = {
+            // The relay passes a reset on to an end that is a socket.
+            let ends = (Spliceable::new(&mut client), Spliceable::new(&mut upstream));
+            let mut relay = new_relay(ends.0, ends.1, options, &mut record.guard);
+            let mut counter = ByteCounter::new(record.guard.session(), ByteSource::Relay(relay.stats()));
+            poll_fn(|cx| poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx))).await
+        };
+        record.observe(&client, &upstream);
+        match &ended {
+            Err(error) if error.peer() == Peer::A => pass_reset(client, upstream).await,
+            Err(_) => pass_reset(upstream, client).await,
+            Ok(_) => drop((client, upstream)),
+        }
+        drop(rates);
+        record.end(ended.into());
+        None
+    })
 }
 
 /// Resets an end that speaks TLS after the other one has failed, unless the end knows that it has
@@ -61,21 +71,34 @@ pub(super) async fn pass_reset(failed: Stream, other: Stream) {
     }
 }
 
+/// Sets the keepalive on the socket of a target.
+fn keep_alive(upstream: &impl AsFd, guard: &Guard) {
+    if let Some(silence) = guard.service().dialer.sockets().keepalive {
+        // An open TCP socket causes no errors.
+        let _ = set_keepalive(SockRef::from(upstream), silence);
+    }
+}
+
 /// Relays, and stays awake after messages if the settings say so. If another process asks for the
-/// session, the relay is suspended.
-pub(super) async fn plain<A, B>(
-    client: A,
-    upstream: B,
-    options: RelayOptions,
-    state: Option<Box<RelayState>>,
-    record: &mut Record,
-) -> Ended
+/// session, the relay is suspended. A keepalive that the dial has postponed is set when the session
+/// has lasted, or moves to another process.
+pub(super) fn plain<A, B>(client: A, upstream: B, bounds: Bounds, mut record: Record) -> Step
 where
-    A: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
-    B: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
+    A: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Into<Stream> + 'static,
+    B: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Into<Stream> + 'static,
 {
+    let Bounds {
+        options,
+        state,
+        rates,
+        owes_keepalive,
+        offer,
+    } = bounds;
     let guard = &mut record.guard;
-    let mut relay = match state {
+    if owes_keepalive {
+        guard.tell_when_lasting();
+    }
+    let relay = match state {
         None => new_relay(client, upstream, options, guard),
         Some(state) => {
             let mut relay = Relay::resume(client, upstream, options, *state);
@@ -83,43 +106,113 @@ where
             relay
         }
     };
-    let mut spin = Spin::new(guard.service().settings.spin, relay.stats());
-    let (session, mut is_allowed) = (guard.session(), false);
-    let mut counter = ByteCounter::new(session, ByteSource::Relay(relay.stats()));
-    let to = poll_fn(|cx| {
-        let mut poll = |cx: &mut Context<'_>| Pin::new(&mut relay).poll(cx);
-        let polled = match &mut counter {
-            Some(counter) => counter.poll(cx, poll),
-            None => poll(cx),
+    let mut running = Running {
+        spin: Spin::new(guard.service().settings.spin, relay.stats()),
+        counter: ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats())),
+        is_allowed: false,
+        owes_keepalive,
+        relay,
+        record,
+    };
+    // The block owns the relay from the start. A function would hold it twice: as its argument, and
+    // as a variable.
+    Step::new(async move {
+        let stopped = poll_fn(|cx| running.poll(cx)).await;
+        let Running {
+            relay,
+            mut record,
+            owes_keepalive,
+            ..
+        } = running;
+        let to = match stopped {
+            Stopped::Ended(ended) => {
+                let (client, upstream) = relay.streams();
+                record.observe(client, upstream);
+                drop((relay, rates));
+                record.end(ended.into());
+                return None;
+            }
+            Stopped::Requested(to) => to,
         };
-        if let Poll::Ready(ended) = polled {
-            return Poll::Ready(Ok(ended));
+        if owes_keepalive {
+            keep_alive(relay.streams().1, &record.guard);
+        };
+        match relay.suspend() {
+            Ok(suspended) => {
+                let suspended = Suspended {
+                    client: suspended.a.into(),
+                    upstream: suspended.b.into(),
+                    state: suspended.state,
+                    rates,
+                };
+                Some(offer(suspended, to, record))
+            }
+            // The streams are gone, and with them what the pipes held.
+            Err(error) => {
+                record.end(lost(&error));
+                None
+            }
         }
-        if let Some(spin) = &mut spin {
+    })
+}
+
+/// A relay that runs. Most sessions of a busy proxy are idle and consist of this, so it is small:
+/// what few sessions have is boxed.
+struct Running<A, B> {
+    relay: Relay<A, B>,
+    record: Record,
+    spin: Option<Box<Spin>>,
+    counter: Option<Box<ByteCounter>>,
+    /// Whether the session may be handed over.
+    is_allowed: bool,
+    /// Whether the keepalive of the target's socket is not set yet.
+    owes_keepalive: bool,
+}
+
+/// Why a relay does not run any more.
+enum Stopped {
+    /// Its streams have ended, or it was stopped.
+    Ended(Result<RelaySummary, RelayError>),
+    /// Another process asks for the session, and receives an [`Offer`] here.
+    Requested(oneshot::Sender<Offer>),
+}
+
+impl<A, B> Running<A, B>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + AsFd + Unpin,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Stopped> {
+        let relay = &mut self.relay;
+        let polled = poll_counted(&mut self.counter, cx, |cx| Pin::new(&mut *relay).poll(cx));
+        if let Poll::Ready(ended) = polled {
+            return Poll::Ready(Stopped::Ended(ended));
+        }
+        if let Some(spin) = &mut self.spin {
             spin.after_poll(cx);
         }
-        if !is_allowed {
-            is_allowed = true;
+        let session = self.record.guard.session();
+        if !self.is_allowed {
+            self.is_allowed = true;
             session.allow_handover(cx.waker());
         }
+        if self.owes_keepalive && session.has_lasted() {
+            self.owes_keepalive = false;
+            keep_alive(self.relay.streams().1, &self.record.guard);
+        }
         if let Some(to) = session.take_handover_request() {
-            if relay.can_suspend() {
-                return Poll::Ready(Err(to));
+            if self.relay.can_suspend() {
+                return Poll::Ready(Stopped::Requested(to));
             }
             session.allow_handover(cx.waker());
         }
         Poll::Pending
-    });
-    let to = match to.await {
-        Ok(ended) => {
-            let (client, upstream) = relay.streams();
-            record.observe(client, upstream);
-            return Ended::Finished(ended.into());
-        }
-        Err(to) => to,
-    };
-    match relay.suspend() {
-        Ok(suspended) => Ended::Suspended(suspended.a.into(), suspended.b.into(), Box::new(suspended.state), to),
-        Err(error) => Ended::Lost(error),
     }
+}
+
+/// Returns the end of a session whose relay could not be suspended for another process.
+fn lost(error: &io::Error) -> Outcome {
+    let why = format!("cannot read out a pipe for a hand-over: {error}");
+    tracing::error!("a session ends: {why}");
+    Outcome::because(SessionEnd::Drained, &why)
 }

@@ -20,12 +20,14 @@ pub(super) struct Spin {
 
 impl Spin {
     /// Returns `None` if the task never spins.
-    pub(super) fn new(time: Duration, stats: RelayStats) -> Option<Self> {
-        (!time.is_zero()).then_some(Self {
-            time,
-            stats,
-            bytes: 0,
-            passed_at: None,
+    pub(super) fn new(time: Duration, stats: RelayStats) -> Option<Box<Self>> {
+        (!time.is_zero()).then(|| {
+            Box::new(Self {
+                time,
+                stats,
+                bytes: 0,
+                passed_at: None,
+            })
         })
     }
 
