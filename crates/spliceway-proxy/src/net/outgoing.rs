@@ -1,10 +1,7 @@
 //! The settings of sockets to targets.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
-
-use socket2::{SockRef, TcpKeepalive};
 
 /// The settings that all sockets to targets share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,16 +37,6 @@ impl SocketSettings {
     pub(crate) fn has_source(&self) -> bool {
         self.source_v4.is_some() || self.source_v6.is_some()
     }
-}
-
-/// Lets the kernel send keepalive probes after a silence of this time, and this time apart. The
-/// kernel counts the silence from the last packet on.
-///
-/// # Errors
-/// An open TCP socket causes no errors.
-pub(crate) fn set_keepalive<'socket>(socket: impl Into<SockRef<'socket>>, silence: Duration) -> io::Result<()> {
-    let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
-    socket.into().set_tcp_keepalive(&keepalive)
 }
 
 /// Returns the address that means any address of the family of `to`.

@@ -191,10 +191,6 @@ fn end_sessions_in_time(process: &Process) {
         async move { sessions.close_used_up().await }
     });
     process.health.spawn("the task that keeps quotas", keeping);
-    let telling = Arc::clone(&process.sessions).tell_lasting();
-    process
-        .health
-        .spawn("the task that tells sessions that they have lasted", telling);
     let expiring = Arc::clone(&process.sessions).expire();
     process.health.spawn("the task that ends long sessions", expiring);
 }

@@ -121,8 +121,6 @@ impl Connecting {
             client: self.client_ip(),
             via: &self.request.via,
             hops: self.hops,
-            // Only a relay between sockets knows how long its session has lasted.
-            postpones_keepalive: name.is_none() && self.request.body.is_none(),
         }
     }
 
@@ -284,7 +282,6 @@ impl Connecting {
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
-            owes_keepalive: dialed.owes_keepalive,
             begin: Begin::New {
                 up,
                 rest,

@@ -39,8 +39,6 @@ pub(crate) struct Session {
     facts: Mutex<Facts>,
     /// Whether the state of the hand-over is [`HandoverState::Requested`], without a lock.
     handover_requested: AtomicBool,
-    /// See [`Session::has_lasted`].
-    has_lasted: AtomicBool,
 }
 
 /// What is known about a session.
@@ -122,7 +120,6 @@ impl Session {
             started,
             facts: Mutex::new(facts),
             handover_requested: AtomicBool::new(false),
-            has_lasted: AtomicBool::new(false),
         }
     }
 
@@ -157,23 +154,6 @@ impl Session {
             HandoverState::Requested(sender) => Some(sender),
             HandoverState::Impossible | HandoverState::Possible(_) => None,
         }
-    }
-
-    /// Returns whether the session is older than most short ones, if it wants to know that.
-    pub(super) fn has_lasted(&self) -> bool {
-        self.has_lasted.load(Ordering::Relaxed)
-    }
-
-    /// Records that the session has lasted, and wakes the task of its relay. A relay that begins
-    /// now sees the record, because it locks the facts before it looks.
-    pub(super) fn set_lasted(&self) {
-        self.has_lasted.store(true, Ordering::Relaxed);
-        let task = match &self.facts().handover {
-            HandoverState::Possible(task) => task.clone(),
-            // The task looks later, or was woken.
-            HandoverState::Impossible | HandoverState::Requested(_) => return,
-        };
-        task.wake();
     }
 
     /// Locks the facts.

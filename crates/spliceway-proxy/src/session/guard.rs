@@ -252,13 +252,6 @@ impl Guard {
         self.limit();
     }
 
-    /// Lets the session know when it has [lasted](Session::has_lasted).
-    pub(super) fn tell_when_lasting(&self) {
-        if let Some(key) = self.registered {
-            self.service.process.sessions.tell_when_lasting(key, &self.session);
-        }
-    }
-
     fn limit(&self) {
         let limit = self.service.settings.timeouts.max_session;
         self.service.process.sessions.limit(&self.session, limit);

@@ -1,7 +1,6 @@
 //! The registry of open sessions of all services.
 
 mod expiry;
-mod lasting;
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -17,7 +16,6 @@ use tokio::time::Instant;
 
 use super::facts::{Facts, Session};
 use crate::kit::heap::Heap;
-use lasting::Young;
 
 /// The slots that one slice looks at. A slice holds the lock for about 20 µs.
 const SLICE: usize = 256;
@@ -31,7 +29,6 @@ pub(crate) struct Sessions {
     heap: Heap,
     /// A session with a limit was added.
     limited: Notify,
-    young: Young,
 }
 
 impl Sessions {

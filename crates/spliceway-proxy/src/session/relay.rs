@@ -24,7 +24,6 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
     let Ends {
         mut client,
         mut upstream,
-        owes_keepalive,
         rates,
         begin,
     } = ends;
@@ -75,7 +74,6 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
         options,
         state,
         rates,
-        owes_keepalive,
         offer,
     };
     match (client, upstream) {

@@ -67,8 +67,6 @@ pub(crate) struct Dialed {
     pub(crate) address: Option<SocketAddr>,
     /// Whether nothing has read from the socket yet.
     pub(crate) is_new: bool,
-    /// Whether the keepalive of the socket was postponed.
-    pub(crate) owes_keepalive: bool,
     /// Recognizes the connection if a firewall rule sends it back to this process.
     pub(crate) own: Option<Box<OwnDial>>,
     /// The HTTP proxy at the other end, if it awaits the request in place of the target.
@@ -128,7 +126,6 @@ impl Dialer {
         let caller = Caller {
             ip: request.client,
             hops: request.hops,
-            postpones_keepalive: request.postpones_keepalive,
             ..self.caller(request.client.map(ClientKey::from))
         };
         self.policy.check_name(target)?;
@@ -218,7 +215,6 @@ impl Dialer {
             ip: None,
             hops: Hops::default(),
             deadline: Instant::now() + self.settings.timeout,
-            postpones_keepalive: false,
         }
     }
 
@@ -413,15 +409,9 @@ impl Dialer {
         } else {
             Hops::default()
         };
-        let sockets = &self.settings.sockets;
-        // The caller does not know whether it gets the target or a proxy.
-        let postpones = caller.postpones_keepalive && purpose != Purpose::Proxy;
-        let keepalive = sockets.keepalive.filter(|_| !postpones);
-        let connected = sockets.connect_after(hops, address, caller.ip, keepalive).await;
+        let connected = self.settings.sockets.connect_after(hops, address, caller.ip).await;
         let (stream, own) = connected.map_err(|error| DialError::Unreachable(Target::Ip(address), error))?;
-        let mut dialed = Dialed::new(stream.into(), Some(address), own);
-        dialed.owes_keepalive = postpones;
-        Ok(dialed)
+        Ok(Dialed::new(stream.into(), Some(address), own))
     }
 
     /// Looks up the addresses of a name. Returns the whole name that has them, too.
@@ -449,7 +439,6 @@ impl Dialed {
             early: Vec::new(),
             address,
             is_new: true,
-            owes_keepalive: false,
             own,
             proxy: None,
             tls: None,

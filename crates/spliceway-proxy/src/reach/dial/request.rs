@@ -23,9 +23,6 @@ pub(crate) struct DialRequest<'a> {
     pub(crate) hops: Hops,
     /// The TLS to speak to the target. `None` means none.
     pub(crate) tls: Option<TlsRequest<'a>>,
-    /// Whether the caller sets the keepalive of the socket when the session has lasted. A
-    /// short session saves three system calls.
-    pub(crate) postpones_keepalive: bool,
 }
 
 /// How to begin TLS with a target.
@@ -95,5 +92,4 @@ pub(super) struct Caller {
     /// The services of this program that the client's bytes have passed.
     pub(super) hops: Hops,
     pub(super) deadline: Instant,
-    pub(super) postpones_keepalive: bool,
 }

@@ -3,16 +3,15 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::access::policy;
 use crate::net::hops::Hops;
-use crate::net::outgoing::{SocketSettings, set_keepalive};
+use crate::net::outgoing::SocketSettings;
 use crate::net::transparent::{OwnDial, allow_foreign_addresses};
 
 /// The call that failed on a socket, and its error.
@@ -63,8 +62,7 @@ impl SocketSettings {
 
     #[cfg(test)]
     async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<ConnectedSocket, SocketError> {
-        self.connect_after(Hops::default(), address, client, self.keepalive)
-            .await
+        self.connect_after(Hops::default(), address, client).await
     }
 
     /// Connects to `address` for a client at `client`. With the first hop or a later one, the
@@ -75,12 +73,12 @@ impl SocketSettings {
         hops: Hops,
         address: SocketAddr,
         client: Option<IpAddr>,
-        keepalive: Option<Duration>,
     ) -> Result<ConnectedSocket, SocketError> {
         let socket = self.new_socket(address.ip(), client)?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
-        if let Some(silence) = keepalive {
-            set_keepalive(&socket, silence).map_err(Call::Open.failed())?;
+        if let Some(silence) = self.keepalive {
+            let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
+            socket.set_tcp_keepalive(&keepalive).map_err(Call::Open.failed())?;
         }
         let connected = if self.is_transparent || hops.exist() {
             connect_and_remember(socket, address, hops).await

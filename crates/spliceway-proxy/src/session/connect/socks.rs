@@ -56,7 +56,6 @@ impl Connecting {
                     early: Vec::new(),
                     address: Some(peer),
                     is_new: true,
-                    owes_keepalive: false,
                     own: None,
                     proxy: None,
                     tls: None,

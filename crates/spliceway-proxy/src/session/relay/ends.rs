@@ -13,8 +13,6 @@ use spliceway_protocol::http::{Chunks, Malformed};
 pub(in crate::session) struct Ends {
     pub(in crate::session) client: Stream,
     pub(in crate::session) upstream: Stream,
-    /// Whether the keepalive of the target's socket is not set yet.
-    pub(in crate::session) owes_keepalive: bool,
     pub(in crate::session) rates: SessionRates,
     pub(in crate::session) begin: Begin,
 }
@@ -61,7 +59,6 @@ impl From<Suspended> for Ends {
         Self {
             client: suspended.client,
             upstream: suspended.upstream,
-            owes_keepalive: false,
             rates: suspended.rates,
             begin: Begin::Resume(Box::new(suspended.state)),
         }

@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use socket2::SockRef;
 use spliceway::{Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
@@ -15,10 +14,8 @@ use super::ends::new_relay;
 use super::spin::Spin;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
-use crate::net::outgoing::set_keepalive;
 use crate::net::stream::Stream;
 use crate::session::byte_counter::{ByteCounter, ByteSource, poll_counted};
-use crate::session::guard::Guard;
 use crate::session::handover::{Offer, Suspended};
 use crate::session::record::Record;
 use crate::session::step::Step;
@@ -30,8 +27,6 @@ pub(super) struct Bounds {
     pub(super) state: Option<Box<RelayState>>,
     /// Held until the session ends.
     pub(super) rates: SessionRates,
-    /// Whether the keepalive of the target's socket is not set yet.
-    pub(super) owes_keepalive: bool,
     /// Returns the step that offers a suspended relay to another process.
     pub(super) offer: fn(Suspended, oneshot::Sender<Offer>, Record) -> Step,
 }
@@ -71,17 +66,8 @@ pub(super) async fn pass_reset(failed: Stream, other: Stream) {
     }
 }
 
-/// Sets the keepalive on the socket of a target.
-fn keep_alive(upstream: &impl AsFd, guard: &Guard) {
-    if let Some(silence) = guard.service().dialer.sockets().keepalive {
-        // An open TCP socket causes no errors.
-        let _ = set_keepalive(SockRef::from(upstream), silence);
-    }
-}
-
 /// Relays, and stays awake after messages if the settings say so. If another process asks for the
-/// session, the relay is suspended. A keepalive that the dial has postponed is set when the session
-/// has lasted, or moves to another process.
+/// session, the relay is suspended.
 pub(super) fn plain<A, B>(client: A, upstream: B, bounds: Bounds, mut record: Record) -> Step
 where
     A: AsyncRead + AsyncWrite + AsFd + Unpin + Send + Into<Stream> + 'static,
@@ -91,13 +77,9 @@ where
         options,
         state,
         rates,
-        owes_keepalive,
         offer,
     } = bounds;
     let guard = &mut record.guard;
-    if owes_keepalive {
-        guard.tell_when_lasting();
-    }
     let relay = match state {
         None => new_relay(client, upstream, options, guard),
         Some(state) => {
@@ -110,7 +92,6 @@ where
         spin: Spin::new(guard.service().settings.spin, relay.stats()),
         counter: ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats())),
         is_allowed: false,
-        owes_keepalive,
         relay,
         record,
     };
@@ -118,12 +99,7 @@ where
     // as a variable.
     Step::new(async move {
         let stopped = poll_fn(|cx| running.poll(cx)).await;
-        let Running {
-            relay,
-            mut record,
-            owes_keepalive,
-            ..
-        } = running;
+        let Running { relay, mut record, .. } = running;
         let to = match stopped {
             Stopped::Ended(ended) => {
                 let (client, upstream) = relay.streams();
@@ -133,9 +109,6 @@ where
                 return None;
             }
             Stopped::Requested(to) => to,
-        };
-        if owes_keepalive {
-            keep_alive(relay.streams().1, &record.guard);
         };
         match relay.suspend() {
             Ok(suspended) => {
@@ -165,8 +138,6 @@ struct Running<A, B> {
     counter: Option<Box<ByteCounter>>,
     /// Whether the session may be handed over.
     is_allowed: bool,
-    /// Whether the keepalive of the target's socket is not set yet.
-    owes_keepalive: bool,
 }
 
 /// Why a relay does not run any more.
@@ -180,7 +151,7 @@ enum Stopped {
 impl<A, B> Running<A, B>
 where
     A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + AsFd + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Stopped> {
         let relay = &mut self.relay;
@@ -195,10 +166,6 @@ where
         if !self.is_allowed {
             self.is_allowed = true;
             session.allow_handover(cx.waker());
-        }
-        if self.owes_keepalive && session.has_lasted() {
-            self.owes_keepalive = false;
-            keep_alive(self.relay.streams().1, &self.record.guard);
         }
         if let Some(to) = session.take_handover_request() {
             if self.relay.can_suspend() {

@@ -368,10 +368,11 @@ async fn an_own_listener_is_an_upstream_proxy_for_a_few_hops_only() {
     let target = TARGET.parse().unwrap();
     let after = |hops: u8| {
         let request = DialRequest {
+            tls: None,
             passage: Passage::Request,
+            client: None,
             via: "1.1 test",
             hops: Hops::passed(hops),
-            ..DialRequest::default()
         };
         dialer.dial_for(&target, request)
     };

@@ -35,7 +35,6 @@ async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAd
         ip: None,
         hops: crate::net::hops::Hops::default(),
         deadline: Instant::now() + TIME,
-        postpones_keepalive: false,
     };
     let found = resolver
         .first_with_addresses(resolver.readings(name, false), caller, |_| Ok(()))

@@ -13,7 +13,6 @@ fn caller() -> Caller {
         hops: crate::net::hops::Hops::default(),
         client: None,
         deadline: Instant::now() + Duration::from_secs(20),
-        postpones_keepalive: false,
     }
 }
 
