@@ -6,8 +6,10 @@
 //!                                                              └─ Answered: the proxy's response
 //! ```
 //!
-//! Each connection carries one request. The proxy relays the body unchanged, but not the bytes that
-//! follow the body. [`Answer`] marks the response as the last one on the connection.
+//! The proxy relays the body unchanged. The bytes that follow the body belong to another request,
+//! which may be for another target. [`Head::exchange`] tells whether the connection may carry it.
+//! [`Answer`] finds the end of the response, and tells the client whether the connection stays
+//! open.
 //!
 //! The parser refuses a head if two readers could disagree on the end of the body. A head has at
 //! most 16 KiB and at most 100 fields.
@@ -15,16 +17,18 @@
 mod answer;
 mod basic;
 mod chunks;
+mod exchange;
 mod forward;
 mod framing;
 mod response;
 mod target;
 
-pub use answer::Answer;
+pub use answer::{Answer, Followed};
 pub(super) use basic::encode as basic_credentials;
 pub use chunks::{Chunks, Malformed};
+pub use exchange::{Exchange, Remaining, Reuse};
 pub use forward::for_proxy;
-pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response, wrong_password};
+pub use response::{ESTABLISHED, Status, come_again, failed, kept, no_chunks, response, wrong_password};
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -48,6 +52,7 @@ pub struct Head {
     message: Message,
     /// The value of `Via` with this proxy's entry. Empty until the head is complete.
     via: String,
+    exchange: Exchange,
 }
 
 /// Where the client believes that its request goes.
@@ -142,6 +147,7 @@ impl Head {
             demand,
             message: Message::default(),
             via: String::new(),
+            exchange: Exchange::LAST,
         }
     }
 
@@ -161,6 +167,12 @@ impl Head {
     /// Returns the bytes that the parser has consumed.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.message.into_held()
+    }
+
+    /// Returns what the request means for the connections that it uses. If the head is not
+    /// complete, the connection closes.
+    pub fn exchange(&self) -> Exchange {
+        self.exchange
     }
 
     /// Returns the value of a `Via` field: the proxies that the request has passed through, then
@@ -198,7 +210,8 @@ impl Head {
             _ => return Err(Refusal::Malformed),
         }
         self.via = forward::via(parsed.version.unwrap_or(1), parsed.headers)?;
-        let request = request(&parsed, self.recipient)?;
+        let (request, exchange) = request(&parsed, head, self.recipient)?;
+        self.exchange = exchange;
         Ok(Some(match self.demand {
             Demand::Nothing => RequestHead::Agreed(request),
             Demand::Password => RequestHead::Password(Unproven {
@@ -209,13 +222,27 @@ impl Head {
     }
 }
 
-fn request(parsed: &httparse::Request<'_, '_>, recipient: Recipient) -> Result<HttpRequest, Refusal> {
+/// Returns the request with these parts, which were parsed from `head`.
+fn request(
+    parsed: &httparse::Request<'_, '_>,
+    head: &[u8],
+    recipient: Recipient,
+) -> Result<(HttpRequest, Exchange), Refusal> {
     let (Some(method), Some(uri), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(Refusal::Malformed);
     };
     let body = framing::body(minor, parsed.headers)?;
+    let exchange = |body| match recipient {
+        Recipient::Proxy => Exchange::of(method, minor, parsed.headers, body, head),
+        // The next request may be for another server.
+        Recipient::Server { .. } => Exchange {
+            reuse: Reuse::Close,
+            ..Exchange::of(method, minor, parsed.headers, body, head)
+        },
+    };
     if method == "CONNECT" {
-        return target::of_connect(uri).map(HttpRequest::Connect).ok_or(Refusal::Target);
+        let target = target::of_connect(uri).ok_or(Refusal::Target)?;
+        return Ok((HttpRequest::Connect(target), exchange(body)));
     }
     let absolute = match recipient {
         Recipient::Proxy => target::Absolute::parse(uri)?,
@@ -223,21 +250,24 @@ fn request(parsed: &httparse::Request<'_, '_>, recipient: Recipient) -> Result<H
     };
     let forwards = forward::max_forwards(method, parsed.headers)?;
     if forwards == Some(0) {
-        return Ok(forward::answer_in_place(method, uri, minor, parsed.headers));
+        let answered = forward::answer_in_place(method, uri, minor, parsed.headers);
+        return Ok((answered, exchange(body)));
     }
+    // If the request had a body, the start of the new protocol would be ambiguous.
+    let upgrade = forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0));
+    let body = if upgrade.is_some() { Body::Upgrade } else { body };
+    let exchange = exchange(body);
     let rewritten = forward::Rewritten {
         forwards: forwards.map(|forwards| forwards - 1),
-        // If the request had a body, the start of the new protocol would be ambiguous.
-        upgrade: forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0)),
+        upgrade,
+        reuse: exchange.reuse,
     };
-    Ok(HttpRequest::Forward {
+    let forward = HttpRequest::Forward {
         head: forward::head(method, &absolute, minor, parsed.headers, &rewritten),
         target: absolute.target,
-        body: match rewritten.upgrade {
-            Some(_) => Body::Upgrade,
-            None => body,
-        },
-    })
+        body,
+    };
+    Ok((forward, exchange))
 }
 
 impl Unproven {

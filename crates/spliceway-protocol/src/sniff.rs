@@ -221,6 +221,14 @@ impl Sniffer {
         }
     }
 
+    /// Returns what an HTTP request means for the connections that it uses.
+    pub fn exchange(&self) -> Option<http::Exchange> {
+        match &self.stage {
+            Stage::Http(head) => Some(head.exchange()),
+            Stage::First(_) | Stage::Tls(_) => None,
+        }
+    }
+
     /// Returns the bytes that were consumed, so that a server can have them unchanged. A
     /// [`ClientHello`] that was returned has them instead.
     pub fn into_bytes(self) -> Vec<u8> {

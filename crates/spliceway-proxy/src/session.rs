@@ -3,14 +3,17 @@
 mod admit;
 mod bind;
 mod byte_counter;
+mod client;
 mod connect;
 mod destinations;
 mod facts;
 mod guard;
 mod handover;
 mod handshake;
+mod kept;
 mod linger;
 mod names;
+mod next_request;
 mod process;
 mod record;
 mod refusals;

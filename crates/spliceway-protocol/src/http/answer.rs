@@ -1,15 +1,15 @@
-//! Rewrites the head of a target's response, so that the response is the last one on the client's
-//! connection.
+//! Rewrites the head of a target's response, and finds out where the response ends.
 //!
-//! If a client reused the connection, its next request would reach this target, even if the request
-//! is for another target. That request may contain passwords for the other target or for the proxy.
-//! The head of a response decides whether the client reuses the connection, so the proxy rewrites
-//! the head.
+//! The head of a response tells the client whether it may send another request. It may only if all
+//! readers agree on the end of this response. Otherwise, a part of it could pass for the response
+//! to the next request. The parser repairs and forwards heads that some readers would refuse, but
+//! it then marks the response as the last one on its connection.
 
 use httparse::Header;
 
-use super::framing::options;
-use super::head_length_within;
+use super::exchange::{Exchange, Remaining, Reuse, has_bare_line_feed, persists};
+use super::framing::{length, options};
+use super::{Body, Malformed, head_length_within};
 use crate::message::Message;
 
 /// The limit for all heads of one response together, in bytes. It is higher than the limit for a
@@ -34,27 +34,87 @@ const BAD_GATEWAY: &str = "502 Bad Gateway\r\n";
 
 /// Parses and rewrites the head of a target's response, together with the interim responses before
 /// it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Answer {
     message: Message,
     interim: Vec<u8>,
-    /// Whether the request asked for an upgrade.
-    may_switch: bool,
-    has_switched: bool,
+    exchange: Exchange,
+    /// Whether readers could disagree on the end of an interim response.
+    is_in_doubt: bool,
+    /// Whether the body of the request is still being sent.
+    is_early: bool,
+    /// What follows the head, once the head is complete.
+    followed: Option<Followed>,
+}
+
+/// What follows the head of a response.
+#[derive(Debug)]
+pub struct Followed {
+    /// The body of the response.
+    pub body: Remaining,
+    /// Whether the client was told that it may send another request after the body.
+    pub keeps_client: bool,
+    /// Whether the target accepts another request after the body.
+    pub keeps_target: bool,
+    /// Whether the target agreed to an upgrade (status 101). The connection is then a tunnel.
+    pub has_switched: bool,
+}
+
+impl Followed {
+    /// A response that ends with its connection.
+    pub const LAST: Self = Self {
+        body: Remaining::UntilClose,
+        keeps_client: false,
+        keeps_target: false,
+        has_switched: false,
+    };
+
+    /// Returns how many of these next bytes belong to the body. If there are more, the target is
+    /// not kept, because they could pass for the answer to another request.
+    ///
+    /// # Errors
+    /// Returns [`Malformed`] if the body is not valid chunked encoding.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        let taken = self.body.take(bytes)?;
+        self.keeps_target &= taken == bytes.len();
+        Ok(taken)
+    }
+}
+
+impl Default for Answer {
+    /// Creates a parser for a response that is the last one on its connection.
+    fn default() -> Self {
+        Self::to(Exchange::LAST)
+    }
 }
 
 impl Answer {
-    /// Creates a parser for the response to a request that asked for an upgrade.
-    pub fn to_upgrade() -> Self {
+    /// Creates a parser for the response to a request.
+    pub fn to(exchange: Exchange) -> Self {
         Self {
-            may_switch: true,
-            ..Self::default()
+            message: Message::default(),
+            interim: Vec::new(),
+            exchange,
+            is_in_doubt: false,
+            is_early: false,
+            followed: None,
         }
     }
 
-    /// Returns whether the target agreed to the upgrade (status 101).
-    pub fn has_switched(&self) -> bool {
-        self.has_switched
+    /// Makes this the last response on the client's connection, if its head is not complete yet.
+    pub fn closes(&mut self) {
+        self.exchange.reuse = Reuse::Close;
+    }
+
+    /// Sets whether the body of the request is still being sent. A response that arrives before the
+    /// end of the body may mean that the body will never be read.
+    pub fn set_early(&mut self, is_early: bool) {
+        self.is_early = is_early;
+    }
+
+    /// Returns what follows the head, if the head is complete.
+    pub fn into_followed(self) -> Option<Followed> {
+        self.followed
     }
 
     /// Removes and returns the interim responses received so far. A client may wait for an interim
@@ -66,10 +126,10 @@ impl Answer {
     /// Consumes the bytes of the heads from `input`. Returns the bytes to send to the client in
     /// their place, or `None` until the heads are complete.
     ///
-    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, the mark follows its status line, and
-    /// the other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are
-    /// unchanged: the client then interprets them itself. The caller must not read another request
-    /// from that client.
+    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, a mark follows its status line, and the
+    /// other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are unchanged:
+    /// the client then interprets them itself. In both cases, the response ends with its
+    /// connection.
     pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
         loop {
             let room = HEADS_MAX_BYTES.saturating_sub(self.interim.len());
@@ -80,24 +140,45 @@ impl Answer {
             let head = match whole {
                 Ok(Some(head)) => head,
                 Ok(None) => return None,
-                Err(()) => return Some([&self.interim[..], &marked(self.message.held())].concat()),
+                Err(()) => {
+                    self.followed = Some(Followed::LAST);
+                    return Some([&self.interim[..], &marked(self.message.held())].concat());
+                }
             };
             match status(head) {
                 Some(100 | 102..=199) => {
+                    self.is_in_doubt |= !is_clear_interim(head);
                     self.interim.extend_from_slice(head);
                     self.message.clear();
                 }
                 // The client needs the fields unchanged, because they name the agreed protocol.
-                Some(101) if self.may_switch => {
-                    self.has_switched = true;
+                Some(101) if self.exchange.body == Body::Upgrade => {
+                    self.followed = Some(Followed {
+                        has_switched: true,
+                        ..Followed::LAST
+                    });
                     return Some([&self.interim[..], head].concat());
                 }
                 _ => {
-                    let last = rewritten(head).unwrap_or_else(|| marked(head));
+                    let (is_early, is_in_doubt) = (self.is_early, self.is_in_doubt);
+                    let followed = followed(head, &self.exchange, is_early).filter(|_| !is_in_doubt);
+                    let followed = followed.unwrap_or(Followed::LAST);
+                    let reuse = if followed.keeps_client {
+                        Reuse::KeepAlive
+                    } else {
+                        Reuse::Close
+                    };
+                    self.followed = Some(followed);
+                    let last = rewritten(head, reuse).unwrap_or_else(|| marked(head));
                     return Some([&self.interim[..], &last].concat());
                 }
             }
         }
+    }
+
+    /// Returns whether no byte of the response has arrived.
+    pub fn is_empty(&self) -> bool {
+        self.interim.is_empty() && self.message.held().is_empty()
     }
 
     /// Returns the bytes of a head that never became complete, and the interim responses before it.
@@ -123,13 +204,67 @@ fn status(head: &[u8]) -> Option<u16> {
     }
 }
 
-/// Returns the head rewritten as the last one on its connection. Returns `None` if the head is not
-/// valid.
-fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
-    // A field has a line of its own, and the size of the head limits them. Any other limit would
-    // refuse what clients accept.
+/// Returns what follows a head, or `None` if readers could disagree on it. The parser is strict.
+fn followed(head: &[u8], exchange: &Exchange, is_early: bool) -> Option<Followed> {
+    let mut fields = fields_for(head);
+    let parsed = strictly_parsed(head, &mut fields)?;
+    let (minor, status) = (parsed.version?, parsed.code?);
+    let length = length(minor, parsed.headers).ok()?;
+    let body = match (status, length) {
+        (200..=599, _) if exchange.is_head => Remaining::Bytes(0),
+        // Some readers expect the body that these fields describe.
+        (204 | 304, Some(Body::Chunked)) => return None,
+        (204, Some(Body::Bytes(1..))) => return None,
+        (204 | 304, _) => Remaining::Bytes(0),
+        (200..=599, Some(body)) => body.into(),
+        (200..=599, None) => return None,
+        _ => return None,
+    };
+    let persists = persists(minor, parsed.headers);
+    // A target that closes does not read the rest of the request. A client that waits for an
+    // interim response may never send it.
+    let is_read = !is_early || persists && !exchange.expects_continue;
+    let keeps_client = exchange.reuse == Reuse::KeepAlive && is_read;
+    Some(match body {
+        // A body in chunks that is not parsed passes through the kernel.
+        Remaining::Chunks(_) if !keeps_client => Followed::LAST,
+        body => Followed {
+            body,
+            keeps_client,
+            keeps_target: keeps_client && persists,
+            has_switched: false,
+        },
+    })
+}
+
+/// Returns whether all readers agree that an interim response has no body.
+fn is_clear_interim(head: &[u8]) -> bool {
+    let mut fields = fields_for(head);
+    let parsed = strictly_parsed(head, &mut fields);
+    parsed.is_some_and(|parsed| matches!(length(parsed.version.unwrap_or(1), parsed.headers), Ok(None)))
+}
+
+/// Parses a head without any leniency.
+fn strictly_parsed<'fields, 'head>(
+    head: &'head [u8],
+    fields: &'fields mut [Header<'head>],
+) -> Option<httparse::Response<'fields, 'head>> {
+    let mut parsed = httparse::Response::new(fields);
+    let is_whole = parsed.parse(head) == Ok(httparse::Status::Complete(head.len()));
+    (is_whole && !has_bare_line_feed(head)).then_some(parsed)
+}
+
+/// Returns room for the fields of a head. A field has a line of its own, and the size of the head
+/// limits them. Any other limit would refuse what clients accept.
+fn fields_for(head: &[u8]) -> Vec<Header<'_>> {
     let lines = head.iter().filter(|byte| **byte == b'\n').count();
-    let mut fields = vec![httparse::EMPTY_HEADER; lines];
+    vec![httparse::EMPTY_HEADER; lines]
+}
+
+/// Returns the head with what applies to the client's connection. Returns `None` if the head is not
+/// valid.
+fn rewritten(head: &[u8], reuse: Reuse) -> Option<Vec<u8>> {
+    let mut fields = fields_for(head);
     let mut parsed = httparse::Response::new(&mut fields);
     let mut lenient = httparse::ParserConfig::default();
     // RFC 9112 section 5 lets a proxy repair these two in a response.
@@ -155,8 +290,7 @@ fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
         last.extend(field.value.iter().map(blank));
         last.extend_from_slice(b"\r\n");
     }
-    last.extend_from_slice(LAST);
-    last.extend_from_slice(b"\r\n");
+    last.extend_from_slice(format!("Connection: {}\r\n\r\n", reuse.as_str()).as_bytes());
     Some(last)
 }
 
@@ -179,140 +313,4 @@ fn is_passed_on(field: &Header<'_>, fields: &[Header<'_>]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive, X-Hop\r\nKeep-Alive: timeout=5\r\nX-Hop: 1\r\n\
-                          Set-Cookie: a=b\r\nSet-Cookie: c=d\r\n\r\n";
-    const PASSED_ON: &str =
-        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\nConnection: close\r\n\r\n";
-
-    fn fed(pieces: &[&[u8]]) -> (Option<String>, Vec<u8>) {
-        let (mut answer, mut given, mut left) = (Answer::default(), None, Vec::new());
-        for mut input in pieces.iter().copied() {
-            if given.is_none() {
-                given = answer.feed(&mut input);
-            }
-            left.extend_from_slice(input);
-        }
-        (given.map(|given| String::from_utf8_lossy(&given).into_owned()), left)
-    }
-
-    #[test]
-    fn an_answer_is_marked_as_the_last_at_every_split() {
-        let stream = [ANSWER.as_bytes(), b"hello"].concat();
-        for split in 0..=stream.len() {
-            let (given, left) = fed(&[&stream[..split], &stream[split..]]);
-            assert_eq!(
-                (given.as_deref(), &left[..]),
-                (Some(PASSED_ON), &b"hello"[..]),
-                "{split}"
-            );
-        }
-    }
-
-    #[test]
-    fn interim_answers_precede_the_final_answer_unchanged() {
-        let hints = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n";
-        let (given, _) = fed(&[hints.as_bytes(), hints.as_bytes(), ANSWER.as_bytes()]);
-        assert_eq!(given.unwrap(), [hints, hints, PASSED_ON].concat());
-    }
-
-    #[test]
-    fn a_requested_switch_of_protocols_passes_unchanged() {
-        let switching = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
-        let mut answer = Answer::to_upgrade();
-        let mut input = switching.as_bytes();
-        assert_eq!(answer.feed(&mut input).as_deref(), Some(switching.as_bytes()));
-        assert!(answer.has_switched());
-        let (given, _) = fed(&[switching.as_bytes()]);
-        assert_eq!(
-            given.unwrap(),
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: close\r\n\r\n"
-        );
-        let mut answer = Answer::to_upgrade();
-        assert_eq!(
-            answer.feed(&mut ANSWER.as_bytes()).as_deref(),
-            Some(PASSED_ON.as_bytes())
-        );
-        assert!(!answer.has_switched());
-    }
-
-    #[test]
-    fn interim_answers_are_available_before_the_final_answer() {
-        let hints = "HTTP/1.1 100 Continue\r\n\r\n";
-        let mut answer = Answer::default();
-        assert_eq!(answer.feed(&mut hints.as_bytes()), None);
-        assert_eq!(answer.take_interim(), hints.as_bytes());
-        assert_eq!(
-            answer.feed(&mut ANSWER.as_bytes()).as_deref(),
-            Some(PASSED_ON.as_bytes())
-        );
-    }
-
-    #[test]
-    fn what_is_no_head_of_http_1_passes_unchanged() {
-        for raw in [
-            "<html>",
-            "HTTP/2 200\r\n\r\n",
-            "HTTP/1.1 2000 OK\r\n\r\n",
-            "ICY 200 OK\r\n\r\n",
-            "SSH-2.0-x\r\n",
-        ] {
-            let (given, left) = fed(&[raw.as_bytes()]);
-            assert_eq!([given.unwrap().as_bytes(), &left].concat(), raw.as_bytes());
-        }
-    }
-
-    #[test]
-    fn a_head_of_any_number_of_fields_is_marked_as_the_last() {
-        let fields: String = (0..500).map(|number| format!("X-{number}: 1\r\n")).collect();
-        let (given, _) = fed(&[format!("HTTP/1.1 200 OK\r\n{fields}Connection: keep-alive\r\n\r\n").as_bytes()]);
-        assert_eq!(
-            given.unwrap(),
-            format!("HTTP/1.1 200 OK\r\n{fields}Connection: close\r\n\r\n")
-        );
-    }
-
-    #[test]
-    fn blanks_before_a_colon_and_folded_lines_are_repaired() {
-        let raw = "HTTP/1.1 200 OK\r\nX-A : 1\r\nConnection : keep-alive\r\nX-B: 2\r\n 3\r\n\r\n";
-        let (given, _) = fed(&[raw.as_bytes()]);
-        assert_eq!(
-            given.unwrap(),
-            "HTTP/1.1 200 OK\r\nX-A: 1\r\nX-B: 2   3\r\nConnection: close\r\n\r\n"
-        );
-    }
-
-    #[test]
-    fn a_malformed_or_endless_head_is_marked_behind_its_status_line() {
-        let endless = ["X: ", &"x".repeat(70_000)].concat();
-        for rest in [
-            "bad field\r\n\r\n",
-            "X: a\0b\r\nConnection: keep-alive\r\n\r\n",
-            &endless,
-        ] {
-            let (given, left) = fed(&[b"HTTP/1.1 200 OK\r\n", rest.as_bytes()]);
-            let given = [given.unwrap().as_bytes(), &left].concat();
-            let expected = ["HTTP/1.1 200 OK\r\nConnection: close\r\n", rest].concat();
-            assert_eq!(String::from_utf8_lossy(&given), expected);
-        }
-        let hints = "HTTP/1.1 103 Early Hints\r\nbad field\r\n\r\n";
-        let (given, _) = fed(&[hints.as_bytes(), ANSWER.as_bytes()]);
-        assert_eq!(given.unwrap(), [hints, PASSED_ON].concat());
-    }
-
-    #[test]
-    fn a_demand_for_credentials_is_not_for_the_client() {
-        let demand = "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"x\"\r\n\
-                      Content-Length: 2\r\n\r\nno";
-        let (given, left) = fed(&[demand.as_bytes()]);
-        let expected = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\nConnection: close\r\n\r\n";
-        assert_eq!((given.as_deref(), &left[..]), (Some(expected), &b"no"[..]));
-    }
-
-    #[test]
-    fn an_incomplete_head_is_awaited() {
-        assert_eq!(fed(&[&ANSWER.as_bytes()[..ANSWER.len() - 1]]), (None, Vec::new()));
-    }
-}
+mod tests;

@@ -9,7 +9,7 @@ use httparse::Header;
 use super::framing::options;
 use super::response::last_recipient;
 use super::target::Absolute;
-use super::{HttpRequest, Refusal, basic_credentials};
+use super::{HttpRequest, Refusal, Reuse, basic_credentials};
 use crate::Credentials;
 
 /// Fields that are not forwarded. Either they apply to this connection alone, even if `Connection`
@@ -94,6 +94,8 @@ pub(super) struct Rewritten {
     pub(super) forwards: Option<u64>,
     /// The new `Upgrade`, if the client asks for another protocol.
     pub(super) upgrade: Option<String>,
+    /// Whether the target's connection may carry another request of this client.
+    pub(super) reuse: Reuse,
 }
 
 /// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. The list omits
@@ -121,7 +123,7 @@ pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
 /// - the `Host` of the URI (RFC 9112 section 3.2.2),
 /// - the client's fields in their original order,
 /// - the proxy's `Via`,
-/// - a request to close the connection, or to upgrade it.
+/// - a request to keep the connection, to close it, or to upgrade it.
 ///
 /// The version is the client's version, because the client receives the body of the response
 /// unchanged. An HTTP/1.0 client could not read a chunked body.
@@ -154,7 +156,7 @@ pub(super) fn head(
             push(&mut head, "Upgrade", protocols.as_bytes());
             push(&mut head, "Connection", b"Upgrade");
         }
-        None => push(&mut head, "Connection", b"close"),
+        None => push(&mut head, "Connection", rewritten.reuse.as_str().as_bytes()),
     }
     head.extend_from_slice(b"\r\n");
     head

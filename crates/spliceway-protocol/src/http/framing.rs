@@ -12,8 +12,14 @@ use super::{Body, Refusal};
 /// Every decimal number of this many digits fits into 64 bits.
 const LENGTH_MAX_DIGITS: usize = 19;
 
-/// Returns the form of the body that the fields describe.
+/// Returns the form of the body that the fields of a request describe. Without such fields, a
+/// request has no body.
 pub(super) fn body(minor: u8, fields: &[Header<'_>]) -> Result<Body, Refusal> {
+    length(minor, fields).map(|length| length.unwrap_or(Body::Bytes(0)))
+}
+
+/// Returns the form of the body that the fields describe, if they describe one.
+pub(super) fn length(minor: u8, fields: &[Header<'_>]) -> Result<Option<Body>, Refusal> {
     let of = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
     if of("host").count() > 1 {
         return Err(Refusal::Malformed);
@@ -23,11 +29,13 @@ pub(super) fn body(minor: u8, fields: &[Header<'_>]) -> Result<Body, Refusal> {
         return Err(Refusal::Framing);
     }
     let body = match (of("content-length").next(), of("transfer-encoding").next()) {
-        (None, None) => Some(Body::Bytes(0)),
-        (Some(length), None) => bytes(length.value).map(Body::Bytes),
+        (None, None) => Some(None),
+        (Some(length), None) => bytes(length.value).map(|bytes| Some(Body::Bytes(bytes))),
         // HTTP/1.0 has no transfer codings. Only the target can find the end of a body with another
         // coding.
-        (None, Some(coding)) => (minor > 0 && coding.value.eq_ignore_ascii_case(b"chunked")).then_some(Body::Chunked),
+        (None, Some(coding)) => {
+            (minor > 0 && coding.value.eq_ignore_ascii_case(b"chunked")).then_some(Some(Body::Chunked))
+        }
         (Some(_), Some(_)) => None,
     };
     // A request to remove the framing fields is an attempt at request smuggling.

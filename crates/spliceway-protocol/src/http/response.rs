@@ -118,6 +118,19 @@ fn whole(status: &str, fields: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
+const CLOSES: &[u8] = b"\r\nConnection: close\r\n\r\n";
+
+/// Returns one of the proxy's own responses for a client whose connection stays open. The answer to
+/// HEAD has no body.
+pub fn kept(response: &[u8], is_head: bool) -> Vec<u8> {
+    let Some(end) = response.windows(CLOSES.len()).position(|bytes| bytes == CLOSES) else {
+        return response.to_vec();
+    };
+    let (fields, body) = (&response[..end], &response[end + CLOSES.len()..]);
+    let body = if is_head { &[] } else { body };
+    [fields, b"\r\nConnection: keep-alive\r\n\r\n", body].concat()
+}
+
 /// Returns the response to a request with a wrong user name or password. The client may try others.
 pub fn wrong_password() -> Vec<u8> {
     with_text(Status::AuthenticationRequired, "Wrong user name or password.")
@@ -197,6 +210,22 @@ mod tests {
         }
         let (code, fields, body) = taken_apart(ESTABLISHED);
         assert_eq!((code, fields.len(), body.as_str()), (200, 0, ""));
+    }
+
+    #[test]
+    fn an_own_answer_can_keep_the_connection_and_then_has_no_body_for_head() {
+        let closing = response(Status::Forbidden);
+        let (code, fields, body) = taken_apart(&kept(&closing, false));
+        assert_eq!((code, &body), (403, &taken_apart(&closing).2));
+        assert!(
+            fields.contains(&("Connection".into(), "keep-alive".into())),
+            "{fields:?}"
+        );
+        assert!(
+            fields.contains(&("Content-Length".into(), body.len().to_string())),
+            "{fields:?}"
+        );
+        assert_eq!(taken_apart(&kept(&closing, true)).2, "");
     }
 
     #[test]

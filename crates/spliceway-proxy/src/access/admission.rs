@@ -278,6 +278,11 @@ impl Admission {
 }
 
 impl SessionPermit {
+    /// Returns whether the limit is reached, so that new clients wait.
+    pub(crate) fn is_last(&self) -> bool {
+        self.admission.free.available_permits() == 0
+    }
+
     /// Acquires what an association needs: one more permit, for twice the descriptors of a session,
     /// and ports. Returns `false` if no permit or no port is left.
     pub(crate) fn widen(&mut self) -> bool {

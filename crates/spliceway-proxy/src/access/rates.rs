@@ -108,6 +108,15 @@ impl SessionRates {
         balances(&self.limits())
     }
 
+    /// Returns the same buckets for one request of a session that lasts longer.
+    pub(crate) fn for_request(&self) -> Self {
+        Self {
+            incoming: self.incoming.clone(),
+            outgoing: self.outgoing.clone(),
+            session: None,
+        }
+    }
+
     /// Adds the limits that all sessions of a user share, for bytes from and to the client.
     pub(crate) fn within(self, user: &[Option<RateLimit>; 2]) -> Self {
         Self {

@@ -41,7 +41,8 @@ impl MaybeAlive {
     }
 }
 
-/// Whether a service accepts clients. It does until it is told to stop, while others continue.
+/// Whether a service accepts clients, or their next requests. It does until it is told to stop,
+/// while others continue.
 pub(crate) struct Accepting(watch::Sender<bool>);
 
 impl Accepting {
@@ -53,7 +54,7 @@ impl Accepting {
         *self.0.borrow()
     }
 
-    /// Closes the listeners of the service. Returns `false` if they were closed before.
+    /// Stops accepting, which closes listeners. Returns `false` if it was stopped before.
     pub(crate) fn stop(&self) -> bool {
         self.0.send_if_modified(std::mem::take)
     }

@@ -27,6 +27,9 @@ pub(crate) enum SessionEnd {
     ClientEof,
     /// Both sides sent EOF, the upstream first.
     UpstreamEof,
+    /// The answer to an HTTP request is complete. The client's connection may carry another
+    /// request.
+    Answered,
     Idle,
     HalfCloseTimeout,
     /// The session has lasted as long as the settings allow.
@@ -154,6 +157,7 @@ impl fmt::Display for SessionEnd {
         match self {
             Self::ClientEof => f.write_str("client_eof"),
             Self::UpstreamEof => f.write_str("upstream_eof"),
+            Self::Answered => f.write_str("answered"),
             Self::Idle => f.write_str("idle"),
             Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
             Self::MaxSession => f.write_str("max_session"),

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 
 use tokio::time::timeout;
 
+use super::client::Client;
 use super::guard::Guard;
-use super::handshake::{self, Client};
+use super::handshake;
+use super::kept::Kept;
 use super::service::Service;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
@@ -37,6 +39,9 @@ pub(super) struct Admitted {
     pub(super) addresses: Addresses,
     /// The services of this program that the client has passed.
     pub(super) hops: Hops,
+    /// What the connection keeps from one HTTP request to the next. `None` before the first
+    /// request.
+    pub(super) kept: Option<Box<Kept>>,
 }
 
 impl Admitted {
@@ -67,6 +72,7 @@ impl Admitted {
             is_client_new: is_client_new && accepted.is_plain_tcp,
             addresses,
             hops,
+            kept: None,
         })
     }
 }

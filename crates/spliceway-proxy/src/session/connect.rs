@@ -10,14 +10,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use spliceway::RateLimit;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use super::admit::Addresses;
+use super::admit::{Addresses, Admitted};
+use super::client::Client;
 use super::guard::Guard;
-use super::handshake::{Client, ClientRequest};
+use super::handshake::ClientRequest;
+use super::kept::{HttpTarget, Kept};
 use super::linger::lingering_close;
-use super::relay::{Begin, Ends, RemainingBody};
+use super::next_request::{Ended, send_and_stay};
+use super::relay::{Begin, Ends, Exchange};
 use super::service::Service;
 use crate::access::admission::Dial;
 use crate::kit::client_key::ClientKey;
@@ -30,8 +33,8 @@ use crate::reach::dial::{DialRequest, Dialed, Passage, TlsRequest};
 use crate::settings::Kind;
 use crate::tls::client::PeerName;
 use departure::{Finish, departed};
-use exchange::{NoAnswer, Patience};
-use spliceway_protocol::http::{self, Body, Chunks, Malformed};
+use exchange::{Awaited, NoAnswer, Patience};
+use spliceway_protocol::http::{self, Body, Followed, Remaining};
 use spliceway_protocol::socks5::UNSPECIFIED;
 use spliceway_protocol::{Command, Failure, proxy};
 
@@ -50,6 +53,13 @@ pub(super) struct Connecting {
     pub(super) ahead: u64,
     /// The services of this program that the client has passed.
     pub(super) hops: Hops,
+    /// What the connection keeps from one HTTP request to the next.
+    pub(super) kept: Option<Box<Kept>>,
+    /// The part of the body that is still to be read, if the client was refused and may send
+    /// another request.
+    pub(super) unread: Option<Remaining>,
+    /// The head of the answer for the client, and what follows it, if it was read.
+    pub(super) answer: Option<(Vec<u8>, Followed)>,
     pub(super) service: Arc<Service>,
 }
 
@@ -80,9 +90,6 @@ impl Connecting {
         guard.connected(dialed.address, started.elapsed());
         guard.keep(dialed.own.take());
         self.began_tls(&mut dialed, introduction.len(), guard);
-        if let Some(proxy) = dialed.proxy.take() {
-            self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
-        }
         Ok(dialed)
     }
 
@@ -173,10 +180,32 @@ impl Connecting {
         matches!(self.request.body, Some(Body::Bytes(0) | Body::Upgrade))
     }
 
-    /// Refuses the client, and returns how the session ends.
+    /// Returns whether the end of the request is known before it is relayed.
+    pub(super) fn has_end(&self) -> bool {
+        self.request.body.is_some()
+    }
+
+    /// Refuses the client, and returns how the session ends. A client of HTTP may send another
+    /// request, if the end of this one is certain.
     pub(super) async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
         if self.request.spoken.is_some() {
-            Box::pin(lingering_close(&mut self.client, &self.request.failed(failure))).await;
+            let answer = self.request.failed(failure);
+            let unread = self.request.exchange.and_then(|exchange| {
+                let unread = self
+                    .kept
+                    .as_deref()
+                    .unwrap_or(&Kept::default())
+                    .unread_body(&exchange)?;
+                self.service.keeps_clients().then_some((unread, exchange.is_head))
+            });
+            match unread {
+                Some((unread, is_head)) => {
+                    let limit = self.service.settings.timeouts.handshake;
+                    let is_sent = send_and_stay(&mut self.client, &http::kept(&answer, is_head), limit).await;
+                    self.unread = is_sent.then_some(unread);
+                }
+                None => Box::pin(lingering_close(&mut self.client, &answer)).await,
+            }
         } else if self.is_transparent()
             && let Stream::Tcp(client) = self.client.get_ref()
         {
@@ -200,30 +229,49 @@ impl Connecting {
         }
     }
 
-    /// Sends a request and reads the head of its answer. The rewritten head announces to the client
-    /// that this request was the last one on its connection.
-    pub(super) async fn exchange(&mut self, dialed: &mut Dialed, guard: &Guard) -> Result<(), Outcome> {
+    /// Sends a request and reads the head of its answer. Returns `None` if a connection that was
+    /// used before has ended, and the request may be sent on another one.
+    pub(super) async fn exchange(
+        &mut self,
+        dialed: &mut Dialed,
+        is_reused: bool,
+        guard: &Guard,
+    ) -> Result<Option<()>, Outcome> {
+        let Some(request) = self.request.exchange else {
+            return Ok(Some(()));
+        };
+        let original = is_reused.then(|| self.request.head.clone());
+        if let Some(proxy) = &dialed.proxy {
+            self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
+        }
         let first_bytes = self.first_bytes();
         dialed.is_new = false;
         let patience = Patience {
             idle: self.service.settings.timeouts.idle,
             half_closed: self.service.settings.timeouts.half_close,
         };
-        let wants_upgrade = self.request.body == Some(Body::Upgrade);
         let sent = |bytes| guard.sent_ahead(bytes);
-        match exchange::exchange(&first_bytes, sent, wants_upgrade, dialed, &mut self.client, patience).await {
+        let service = &self.service;
+        let answer = Awaited::new(request, || service.keeps_clients());
+        match exchange::exchange(&first_bytes, sent, answer, dialed, &mut self.client, patience).await {
             Ok(answer) => {
                 self.ahead = first_bytes.len() as u64;
-                dialed.early = answer.bytes;
-                if answer.has_switched {
+                dialed.early = answer.body;
+                if answer.followed.has_switched {
                     // From now on, all bytes from the client are for the target.
                     self.request.body = None;
                 }
-                Ok(())
+                self.answer = Some((answer.heads, answer.followed));
+                Ok(Some(()))
+            }
+            Err(NoAnswer::Eof | NoAnswer::Target { is_silent: true, .. }) if is_reused && request.may_repeat() => {
+                self.request.head = original.unwrap_or_default();
+                self.header = self.service.send_proxy;
+                Ok(None)
             }
             Err(NoAnswer::Left(left)) => Err(left),
             Err(NoAnswer::Client(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
-            Err(NoAnswer::Target(error)) => {
+            Err(NoAnswer::Target { error, .. }) => {
                 let reset = || Outcome::because(SessionEnd::ResetByUpstream, &error);
                 let outcome = Outcome::refused(&error).unwrap_or_else(reset);
                 Err(self.refuse(Failure::General, outcome).await)
@@ -250,45 +298,125 @@ impl Connecting {
         self.header.map_or_else(Vec::new, encode)
     }
 
-    /// Returns both ends of the relay.
-    pub(super) async fn into_ends(mut self, dialed: Dialed, guard: &Guard) -> Result<Ends, Outcome> {
-        let mut up = self.first_bytes();
-        let early = self.client.buffer();
-        let mut rest = self.request.body.map(|body| match body {
-            Body::Bytes(0) | Body::Upgrade => RemainingBody::Nothing,
-            Body::Bytes(bytes) => RemainingBody::Bytes(bytes),
-            Body::Chunked => RemainingBody::Chunks(Chunks::default()),
-        });
-        let here = match &mut rest {
-            None => early.len(),
-            Some(rest) => match rest.take(early) {
-                Ok(here) => here,
-                Err(Malformed) => {
-                    Box::pin(lingering_close(&mut self.client, &http::no_chunks())).await;
-                    return Err(SessionEnd::Denied(Refusal::NotChunked).into());
-                }
-            },
+    /// Returns what a client of HTTP has after the session has ended: its connection, if it may
+    /// send another request.
+    pub(super) fn into_ended(self, outcome: Outcome) -> Ended {
+        let admitted = Admitted {
+            client: self.client,
+            is_client_new: false,
+            addresses: self.addresses,
+            hops: self.hops,
+            kept: self.kept,
         };
-        up.extend_from_slice(&early[..here]);
-        let rates = self
-            .service
-            .rates
-            .of_session(self.addresses.client.map(|client| client.ip()));
+        let kept = self.unread.map(|unread| admitted.keep(unread));
+        Ended { outcome, kept }
+    }
+
+    /// Returns the client's connection to the target of its last request, if this request may use
+    /// it.
+    pub(super) fn reuse(&mut self, guard: &mut Guard) -> Option<Dialed> {
+        let mut kept = self.kept.as_mut()?.target.take()?;
+        let exchange = self.request.exchange?;
+        // An upgrade needs a tunnel through other proxies.
+        let is_request = matches!(self.request.body, Some(Body::Bytes(_) | Body::Chunked));
+        let (target, user) = (&self.request.request.target, self.request.user.as_deref());
+        if !is_request || !kept.may_serve(target, user, &exchange) {
+            return None;
+        }
+        self.header = None;
+        guard.reuses(kept.address);
+        guard.keep(kept.own);
+        Some(Dialed {
+            stream: kept.stream,
+            early: Vec::new(),
+            address: kept.address,
+            is_new: false,
+            own: None,
+            proxy: kept.proxy,
+            tls: None,
+        })
+    }
+
+    /// Returns both ends of a relay without an end that is known before.
+    pub(super) fn into_ends(mut self, mut dialed: Dialed, guard: &Guard) -> Ends {
+        let mut up = self.first_bytes();
+        up.extend_from_slice(self.client.buffer());
+        let mut down = self.answer.take().map_or_else(Vec::new, |(heads, _)| heads);
+        down.append(&mut dialed.early);
+        let rates = match self.kept.as_mut().and_then(|kept| kept.rates.take()) {
+            Some(rates) => rates,
+            None => self.service.rates.of_session(self.client_ip()),
+        };
         let rates = guard.user_rates(rates);
         // Many sessions consist only of requests and answer heads, so these bytes count, too.
         charge(&rates.incoming, up.len() as u64 + self.ahead);
-        charge(&rates.outgoing, dialed.early.len() as u64);
-        Ok(Ends {
+        charge(&rates.outgoing, down.len() as u64);
+        Ends {
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
             begin: Begin::New {
                 up,
-                rest,
-                down: dialed.early,
+                down,
                 new_sockets: [self.is_client_new, dialed.is_new],
             },
-        })
+        }
+    }
+
+    /// Returns both ends of an HTTP request, of which at least the head was read.
+    pub(super) async fn into_exchange(mut self, dialed: Dialed, guard: &Guard) -> Result<Box<Exchange>, Ended> {
+        let Some((request, body)) = self.request.exchange.zip(self.request.body) else {
+            unreachable!("only a request of HTTP has a body");
+        };
+        if self.answer.is_none()
+            && let Some(proxy) = &dialed.proxy
+        {
+            self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
+        }
+        let mut up = self.first_bytes();
+        let mut rest = Remaining::from(body);
+        let Ok(here) = rest.take(self.client.buffer()) else {
+            Box::pin(lingering_close(&mut self.client, &http::no_chunks())).await;
+            return Err(Outcome::from(SessionEnd::Denied(Refusal::NotChunked)).into());
+        };
+        up.extend_from_slice(&self.client.buffer()[..here]);
+        self.client.consume(here);
+        let kept = self.kept.get_or_insert_default();
+        let service = &self.service;
+        let own = kept.rates.get_or_insert_with(|| {
+            service
+                .rates
+                .of_session(self.addresses.client.map(|client| client.ip()))
+        });
+        let rates = guard.user_rates(own.for_request());
+        // Many sessions consist only of requests and answer heads, so these bytes count, too.
+        charge(&rates.incoming, up.len() as u64 + self.ahead);
+        let target = HttpTarget {
+            stream: dialed.stream,
+            name: self.request.request.target,
+            user: self.request.user,
+            address: dialed.address,
+            own: None,
+            proxy: dialed.proxy,
+            last_used: Instant::now(),
+        };
+        let admitted = Admitted {
+            client: self.client,
+            is_client_new: false,
+            addresses: self.addresses,
+            hops: self.hops,
+            kept: self.kept,
+        };
+        Ok(Box::new(Exchange {
+            admitted,
+            target,
+            rates,
+            request,
+            up,
+            rest,
+            answer: self.answer,
+            early: dialed.early,
+        }))
     }
 }
 

@@ -103,6 +103,8 @@ pub(crate) enum Phase {
     Dial,
     Relay(RelayStats, CancelHandle),
     Datagrams(DatagramStats),
+    /// The session has ended, and its task has begun another one.
+    Followed(Arc<Session>),
 }
 
 /// The last time at which bytes were seen to pass through a session.
@@ -164,10 +166,28 @@ impl Session {
     /// Sets the task of the session, which is aborted to cut it.
     pub(crate) fn set_task(&self, task: AbortHandle) {
         let mut facts = self.facts();
+        if let Phase::Followed(next) = &facts.phase {
+            let next = Arc::clone(next);
+            drop(facts);
+            return next.set_task(task);
+        }
         if facts.closed.is_some() {
             task.abort();
         }
         facts.task = Some(task);
+    }
+
+    /// Passes the task of a session that has ended on to the next one. The task may be faster than
+    /// the one that started it, and that calls [`Self::set_task`].
+    pub(super) fn pass_task(&self, next: &Arc<Self>) {
+        let mut facts = self.facts();
+        match facts.task.take() {
+            None => facts.phase = Phase::Followed(Arc::clone(next)),
+            Some(task) => {
+                drop(facts);
+                next.set_task(task);
+            }
+        }
     }
 
     /// Sets the relay of the session, and the counts of earlier relays.
@@ -197,6 +217,7 @@ impl Session {
             Phase::Relay(_, cancel) => cancel.cancel(CLOSE_GRACE),
             Phase::Datagrams(stats) => stats.stop(),
             Phase::Handshake | Phase::Dial => facts.cut(),
+            Phase::Followed(_) => return false,
         }
         drop(facts);
         // The session may be in a step after its relay, which nothing but this ends.
@@ -250,7 +271,9 @@ impl Facts {
             Phase::Relay(..) if self.tls.is_some() || self.target_tls.is_some() => {
                 "after an upgrade, sessions with TLS stay in the old process, which has ended"
             }
-            Phase::Relay(..) => "after an upgrade, this session stayed in the old process, which has ended",
+            Phase::Relay(..) | Phase::Followed(_) => {
+                "after an upgrade, this session stayed in the old process, which has ended"
+            }
         }
     }
 
@@ -357,6 +380,26 @@ mod tests {
         session.observe(Instant::now());
         tokio::time::advance(second).await;
         assert_eq!(session.facts().idle(Instant::now()), Some(second));
+    }
+
+    #[tokio::test]
+    async fn the_next_session_of_a_task_has_the_task_whenever_it_becomes_known() {
+        let sessions = Sessions::default();
+        for is_known_first in [true, false] {
+            let [first, second, third] = [(); 3].map(|()| sessions.add("http".into(), None).0);
+            let task = tokio::spawn(std::future::pending::<()>());
+            if is_known_first {
+                first.set_task(task.abort_handle());
+            }
+            first.pass_task(&second);
+            second.pass_task(&third);
+            if !is_known_first {
+                first.set_task(task.abort_handle());
+            }
+            assert!(!first.close() || is_known_first);
+            assert!(third.close());
+            assert!(task.await.unwrap_err().is_cancelled());
+        }
     }
 
     #[tokio::test]

@@ -187,6 +187,16 @@ impl Guard {
         facts.connect = Some(time);
     }
 
+    /// Returns whether the session was closed from outside.
+    pub(super) fn is_closed(&self) -> bool {
+        self.session.facts().closed.is_some()
+    }
+
+    /// Records that the session uses a connection of its client to the target again.
+    pub(super) fn reuses(&self, dialled: Option<SocketAddr>) {
+        self.session.facts().dialled = dialled;
+    }
+
     /// Keeps the lease of a backend until the session ends.
     pub(super) fn holds(&mut self, lease: Lease) {
         self.lease = Some(Box::new(lease));
@@ -195,6 +205,11 @@ impl Guard {
     /// Keeps what recognizes the connection to the target until the session ends.
     pub(super) fn keep(&mut self, own: Option<Box<OwnDial>>) {
         self.own = own;
+    }
+
+    /// Returns what recognizes the connection to the target, which outlives this request.
+    pub(super) fn take_own(&mut self) -> Option<Box<OwnDial>> {
+        self.own.take()
     }
 
     /// Returns the lease of a backend, if there is one.
@@ -293,6 +308,17 @@ impl Guard {
         drop(facts);
         drop(account);
         self.service.process.sessions.remove(registered);
+    }
+
+    /// Returns what the session holds of the limits, for the next request of its client.
+    pub(super) fn take_permit(&mut self) -> SessionPermit {
+        self.permit.take().expect("an open session has it")
+    }
+
+    /// Returns whether the client may send another request on its connection. At the limit on
+    /// sessions, connections are not kept, because new clients would wait for them.
+    pub(super) fn may_keep(&self) -> bool {
+        self.service.keeps_clients() && self.permit.as_ref().is_some_and(|permit| !permit.is_last())
     }
 
     /// Lets another session have what this one held of the limits.

@@ -6,13 +6,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
+use super::client::Client;
 use crate::access::auth::{Busy, Penalties, Standing, Users};
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
-use crate::net::stream::Stream;
 use crate::reach::dial::Destination;
 use crate::reach::sni::{Routes, StartTls};
 use crate::settings::Kind;
@@ -29,9 +29,6 @@ const BUSY_FOR: Duration = Duration::from_secs(1);
 /// The protocols of a mixed proxy. The first byte identifies them.
 const MIXED: [Protocol; 3] = [Protocol::Socks5, Protocol::Socks4, Protocol::Http];
 
-/// A client's connection, with a buffer for the bytes that the client has already sent.
-pub(super) type Client = BufReader<Stream>;
-
 /// A request that the client is allowed to make.
 pub(super) struct ClientRequest {
     pub(super) request: Request,
@@ -45,6 +42,8 @@ pub(super) struct ClientRequest {
     /// The part of the client's further bytes that is also for the target. `None` means all of
     /// them.
     pub(super) body: Option<http::Body>,
+    /// What an HTTP request means for the connections that it uses.
+    pub(super) exchange: Option<http::Exchange>,
     /// The proxies that the request has passed through, including this one, in the form of a `Via`
     /// field.
     pub(super) via: Cow<'static, str>,
@@ -101,6 +100,8 @@ pub(super) enum NoRequest {
         answer: Vec<u8>,
         /// What the client should have done, if the reason does not say it.
         cause: Option<&'static str>,
+        /// The HTTP request, if the client may send another one on its connection.
+        exchange: Option<http::Exchange>,
     },
     /// The client ended its stream before its request was complete.
     Gone,
@@ -191,6 +192,7 @@ async fn receive_socks5(
         user,
         head: Vec::new(),
         body: None,
+        exchange: None,
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
@@ -210,6 +212,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         user: None,
         head: Vec::new(),
         body: None,
+        exchange: None,
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
@@ -229,11 +232,15 @@ async fn receive_http(
         http::RequestHead::Password(unproven) => {
             let Some(credentials) = &unproven.credentials else {
                 let challenge = http::response(http::Status::AuthenticationRequired);
-                return Err(refused(Refusal::NoPassword, challenge));
+                return Err(refused(Refusal::NoPassword, challenge).of_exchange(parser.exchange()));
             };
             claims.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(credentials).await;
-            let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
+            let refused = |why: Unproven| match why {
+                Unproven::Wrong => refused(why.reason(), why.http()).of_exchange(parser.exchange()),
+                Unproven::Held(_) | Unproven::Busy => refused(why.reason(), why.http()),
+            };
+            let proof = proof.map_err(refused)?;
             let user = credentials.name.clone();
             (unproven.accept(proof), Some(user))
         }
@@ -241,7 +248,9 @@ async fn receive_http(
     let (target, head, body) = match request {
         http::HttpRequest::Connect(target) => (target, Vec::new(), None),
         http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
-        http::HttpRequest::Answered(answer) => return Err(refused(Refusal::LastRecipient, answer)),
+        http::HttpRequest::Answered(answer) => {
+            return Err(refused(Refusal::LastRecipient, answer).of_exchange(parser.exchange()));
+        }
     };
     Ok(ClientRequest {
         request: Request {
@@ -252,6 +261,7 @@ async fn receive_http(
         user,
         head,
         body,
+        exchange: Some(parser.exchange()),
         via: parser.into_via().into(),
         tls: None,
         tls_start: None,
@@ -332,6 +342,7 @@ async fn first_of_tls(
             return Err(NoRequest::Refused {
                 reason,
                 answer: Vec::new(),
+                exchange: None,
                 cause: Some("the client has sent more before the answer to its request for encryption"),
             });
         }
@@ -452,6 +463,7 @@ impl ClientRequest {
             user: None,
             head: Vec::new(),
             body: None,
+            exchange: None,
             via: http::first_via().into(),
         }
     }
@@ -487,8 +499,12 @@ impl ClientRequest {
 }
 
 fn refused(reason: Refusal, answer: Vec<u8>) -> NoRequest {
-    let cause = None;
-    NoRequest::Refused { reason, answer, cause }
+    NoRequest::Refused {
+        reason,
+        answer,
+        cause: None,
+        exchange: None,
+    }
 }
 
 impl NoRequest {
@@ -501,6 +517,14 @@ impl NoRequest {
             Self::Gone => SessionEnd::ClientEof.into(),
             Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }
+    }
+
+    /// Lets the client send another request on its connection, if it wants to.
+    fn of_exchange(mut self, request: http::Exchange) -> Self {
+        if let Self::Refused { exchange, .. } = &mut self {
+            *exchange = Some(request);
+        }
+        self
     }
 
     /// Adds why a method to log in is refused by a service with this demand.

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::handshake::Client;
+use super::client::Client;
 
 /// The limit on bytes that are read and discarded after a body. It is more than a client needs to
 /// send an extra line end or another request. If a client sends more, TCP flow control stops it.
@@ -20,7 +20,10 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 
 /// Sends an answer, and reads from the client for a short time before the caller closes the
 /// connection.
-pub(super) async fn lingering_close(client: &mut Client, answer: &[u8]) {
+pub(super) async fn lingering_close<C>(client: &mut C, answer: &[u8])
+where
+    C: AsyncBufRead + AsyncWrite + Unpin,
+{
     let lingering_close = async {
         client.write_all(answer).await?;
         client.shutdown().await?;
@@ -38,4 +41,12 @@ pub(super) async fn linger(client: &mut (impl AsyncRead + Unpin), limit: Option<
     let reading = tokio::io::copy(&mut client, &mut sink);
     // The session is over, whatever the result is.
     let _ = timeout(limit.unwrap_or(LINGER_MAX), reading).await;
+}
+
+/// Ends what the proxy sends, and then gives the client time to read it.
+pub(super) async fn finish_and_linger(client: &mut Client, limit: Option<Duration>) {
+    // The client may not read. It then loses the end of what it does not want.
+    if let Ok(Ok(())) = timeout(limit.unwrap_or(LINGER_MAX), client.shutdown()).await {
+        linger(client, limit).await;
+    }
 }

@@ -19,8 +19,9 @@ use std::net::SocketAddr;
 use tokio::io::AsyncBufReadExt;
 use tokio::time::timeout;
 
+use super::client::Client;
 use super::guard::Guard;
-use super::handshake::{Client, ClientClaims, ClientRequest};
+use super::handshake::{ClientClaims, ClientRequest};
 use super::linger::lingering_close;
 use crate::access::policy::TargetPolicy;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -28,7 +29,7 @@ use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::settings::Naming;
 use spliceway_protocol::address::Target;
-use spliceway_protocol::http::{self, Body, HttpRequest};
+use spliceway_protocol::http::{self, Body, Exchange, HttpRequest};
 use spliceway_protocol::rule::canonical_name;
 use spliceway_protocol::sniff::{Protocol, Sniffed, Sniffer};
 use spliceway_protocol::tls::{self, ClientHello};
@@ -43,7 +44,7 @@ struct Stated {
     /// The bytes as the client has sent them. More may wait in the buffer of the client.
     bytes: Vec<u8>,
     /// The request for a server, if the client has sent one.
-    request: Option<(Vec<u8>, Body)>,
+    request: Option<(Vec<u8>, Body, Option<Exchange>)>,
     /// What the client gets if it is refused. It is empty for a client that gets a reset.
     answer: Vec<u8>,
 }
@@ -147,7 +148,8 @@ impl Stated {
             }
             Some(Sniffed::Http(request)) => {
                 claims.protocol = Some(Spoken::Http);
-                Self::of_http(request, sniffer.into_bytes())
+                let exchange = sniffer.exchange();
+                Self::of_http(request, exchange, sniffer.into_bytes())
             }
             Some(Sniffed::Other(protocol)) => Self::nameless(without_name(protocol), sniffer.into_bytes()),
             None => {
@@ -187,12 +189,12 @@ impl Stated {
         }
     }
 
-    fn of_http(request: Result<HttpRequest, http::Refusal>, bytes: Vec<u8>) -> Self {
+    fn of_http(request: Result<HttpRequest, http::Refusal>, exchange: Option<Exchange>, bytes: Vec<u8>) -> Self {
         let not_allowed = || http::failed(Failure::NotAllowed);
         match request {
             Ok(HttpRequest::Forward { target, head, body }) => Self {
                 name: name_of(&target),
-                request: Some((head, body)),
+                request: Some((head, body, exchange)),
                 ..Self::nameless("`Host` has an address", bytes).answered(not_allowed())
             },
             Ok(HttpRequest::Connect(_)) => {
@@ -214,8 +216,9 @@ impl Stated {
         let is_named = matches!(target, Target::Name(..));
         let request = ClientRequest::to_fixed_target(target);
         match self.request.filter(|_| is_named) {
-            Some((head, body)) => ClientRequest {
+            Some((head, body, exchange)) => ClientRequest {
                 head,
+                exchange,
                 body: Some(body),
                 spoken: Some(Spoken::Http),
                 ..request

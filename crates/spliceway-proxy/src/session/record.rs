@@ -15,6 +15,7 @@ use spliceway::RelaySummary;
 use super::facts::Session;
 use super::guard::Guard;
 use super::service::Service;
+use super::tls_facts::TlsFacts;
 use crate::access::admission::SessionPermit;
 use crate::access::datagram_counts::DatagramSummary;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -27,6 +28,15 @@ use observed::Observed;
 pub(crate) struct Record {
     pub(crate) guard: Guard,
     observed: Option<Box<Observed>>,
+}
+
+/// What the sessions of one connection pass on.
+pub(super) struct Carried {
+    pub(super) service: Arc<Service>,
+    pub(super) permit: SessionPermit,
+    pub(super) tls: Option<Box<TlsFacts>>,
+    /// The session before, which may have the task of the connection.
+    pub(super) before: Arc<Session>,
 }
 
 impl Record {
@@ -49,6 +59,31 @@ impl Record {
     /// Records the session, and gives back what it held.
     pub(super) fn end(mut self, outcome: Outcome) {
         self.write(outcome);
+    }
+
+    /// Records the session of an HTTP request whose client may send another one. Gives back what
+    /// only this request held.
+    pub(super) fn end_request(mut self, outcome: Outcome) -> Carried {
+        let permit = self.guard.take_permit();
+        self.write(outcome);
+        let before = Arc::clone(self.guard.session());
+        let tls = before.facts().tls.take();
+        Carried {
+            service: Arc::clone(self.guard.service()),
+            permit,
+            tls,
+            before,
+        }
+    }
+
+    /// Begins the session of another request on the connection of `carried`.
+    pub(super) fn follow(carried: Carried, client: Option<SocketAddr>) -> Self {
+        let guard = Guard::new(carried.service, client, carried.permit);
+        if let Some(tls) = carried.tls {
+            guard.set_tls(*tls);
+        }
+        carried.before.pass_task(guard.session());
+        guard.into()
     }
 
     /// Gives back what the session held, without a record: another process continues the session

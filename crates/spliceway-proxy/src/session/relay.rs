@@ -7,20 +7,20 @@ mod plain;
 mod request_body;
 mod spin;
 
-use spliceway::Engine;
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
 use super::record::Record;
 use super::step::Step;
 use crate::net::stream::Stream;
-pub(super) use ends::{Begin, Ends, RemainingBody};
-use http::{Request, exchange};
+pub(super) use ends::{Begin, Ends};
+use ends::{options, pass_truncations};
+pub(super) use http::Exchange;
 use plain::{Bounds, bound, plain};
 
 /// Relays until the session ends, or another process has taken it. The sockets have concrete types,
 /// because the relay decides by type what it can splice.
-pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
+pub(super) fn relay(ends: Ends, record: Record) -> Step {
     let Ends {
         mut client,
         mut upstream,
@@ -28,43 +28,17 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
         begin,
     } = ends;
     let service = record.guard.service();
-    let mut options = match begin {
+    let relays = match begin {
         Begin::New {
-            rest: None,
             new_sockets: [is_client_new, true],
             ..
-        } => service.relays_of_new_sockets[usize::from(is_client_new)].clone(),
-        _ => service.relays.clone(),
+        } => &service.relays_of_new_sockets[usize::from(is_client_new)],
+        _ => &service.relays,
     };
-    if let Some(limit) = &rates.incoming {
-        options = options.a_to_b_rate_limit(limit);
-    }
-    if let Some(limit) = &rates.outgoing {
-        options = options.b_to_a_rate_limit(limit);
-    }
-    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
-        // The bytes of TLS pass through user space, even with `--splice on`.
-        options = options.engine(Engine::Copy);
-    }
+    let mut options = options(relays.clone(), &rates, &client, &upstream);
     pass_truncations(&mut client, &mut upstream);
     let state = match begin {
-        Begin::New {
-            up,
-            rest: Some(rest),
-            down,
-            ..
-        } => {
-            let request = Request { up, rest, down };
-            return Step::new(async move {
-                let outcome = exchange(client, request, upstream, options, &mut record).await;
-                drop(rates);
-                record.end(outcome);
-                None
-            });
-        }
-        Begin::New {
-            up, rest: None, down, ..
-        } => {
+        Begin::New { up, down, .. } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
             None
         }
@@ -82,15 +56,6 @@ pub(super) fn relay(ends: Ends, mut record: Record) -> Step {
         (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, bounds, record),
         (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, bounds, record),
         (client, upstream) => bound(client, upstream, bounds, record),
-    }
-}
-
-/// Makes an end that is not announced on one side an end that is not announced on the other. A cut
-/// answer must not look complete.
-fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
-    if let (Stream::Tls(client), Stream::Tls(upstream)) = (client, upstream) {
-        client.pass_truncation_of(upstream.truncation());
-        upstream.pass_truncation_of(client.truncation());
     }
 }
 

@@ -6,39 +6,46 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
 use super::admit::{Addresses, Admitted, reset};
+use super::client::Client;
 use super::connect::Connecting;
 use super::guard::Guard;
-use super::handshake::{self, Authenticator, Client, ClientClaims, ClientRequest, NoRequest};
+use super::handshake::{self, Authenticator, ClientClaims, ClientRequest, NoRequest};
+use super::kept::Kept;
 use super::linger::lingering_close;
 use super::names::request_by_name;
+use super::next_request::{Ended, send_and_stay};
 use super::service::Service;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::transparent::{Interception, OwnDial};
 use crate::settings::{Kind, Naming};
 use spliceway_protocol::address::Target;
-use spliceway_protocol::{Failure, Spoken, http};
+use spliceway_protocol::http::{self, Remaining, Reuse};
+use spliceway_protocol::{Failure, Spoken};
 
 impl Admitted {
     /// Receives the request, and enters the account of the user. The clients of some services send
     /// no request, because the operator or the firewall knows their target.
-    pub(super) async fn receive_request(mut self, port_index: u16, guard: &Guard) -> Result<Connecting, Outcome> {
+    pub(super) async fn receive_request(mut self, port_index: u16, guard: &Guard) -> Result<Connecting, Ended> {
         let service = Arc::clone(guard.service());
         let mut request = match &service.kind {
             Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
             Kind::Transparent(how, naming) => match original_target(*how, &self.client, &self.addresses, &service) {
-                Ok(target) => {
-                    self.addresses.reached = Some(target);
-                    match naming {
-                        Naming::Off => ClientRequest::to_fixed_target(Target::Ip(target)),
-                        // Boxed, so that other sessions do not hold the memory of the parsers.
-                        naming => Box::pin(request_by_name(&mut self.client, target, *naming, guard)).await?,
+                Ok(target) => self.redirected_to(target, *naming, guard).await?,
+                Err(reason) => return Err(reset(self.client.into_inner(), reason).into()),
+            },
+            kind => {
+                // A further request is one of HTTP, like those before.
+                let kind = self.kept.as_ref().map_or(kind, |_| &Kind::Http);
+                // Boxed, so that the sessions of a forwarder do not hold the memory of a handshake.
+                match Box::pin(self.receive(kind, guard)).await {
+                    Ok(request) => request,
+                    Err((outcome, unread)) => {
+                        let kept = unread.map(|unread| self.keep(unread));
+                        return Err(Ended { outcome, kept });
                     }
                 }
-                Err(reason) => return Err(reset(self.client.into_inner(), reason)),
-            },
-            // Boxed, so that the sessions of a forwarder do not hold the memory of a handshake.
-            kind => Box::pin(receive(&mut self.client, kind, &self.addresses, guard)).await?,
+            }
         };
         if let Some((start, terminator)) = request.tls_start.take().zip(service.tls.as_ref()) {
             // Boxed, so that other sessions do not hold the memory of this handshake.
@@ -53,10 +60,16 @@ impl Admitted {
             is_client_new,
             addresses,
             hops,
+            kept,
         } = self;
         match &service.balancer {
             None => guard.dials(request.request.target.clone()),
             Some(_) => guard.chooses_backend(),
+        }
+        if let Some(exchange) = &mut request.exchange
+            && !(guard.may_keep() && kept.as_ref().is_none_or(|kept| kept.may_go_on()))
+        {
+            exchange.reuse = Reuse::Close;
         }
         let mut connecting = Connecting {
             client,
@@ -67,6 +80,9 @@ impl Admitted {
             header: service.send_proxy,
             ahead: 0,
             hops,
+            kept,
+            unread: None,
+            answer: None,
             service,
         };
         if let Err(reason) = guard.enter_account() {
@@ -75,9 +91,54 @@ impl Admitted {
             } else {
                 Failure::General
             };
-            return Err(connecting.refuse(failure, SessionEnd::Denied(reason).into()).await);
+            let outcome = connecting.refuse(failure, SessionEnd::Denied(reason).into()).await;
+            return Err(connecting.into_ended(outcome));
         }
         Ok(connecting)
+    }
+
+    /// Returns the request of a client that has dialled this target.
+    async fn redirected_to(
+        &mut self,
+        target: SocketAddr,
+        naming: Naming,
+        guard: &Guard,
+    ) -> Result<ClientRequest, Outcome> {
+        self.addresses.reached = Some(target);
+        match naming {
+            Naming::Off => Ok(ClientRequest::to_fixed_target(Target::Ip(target))),
+            // Boxed, so that other sessions do not hold the memory of the parsers.
+            naming => Box::pin(request_by_name(&mut self.client, target, naming, guard)).await,
+        }
+    }
+
+    /// Receives the request. With an error, returns the part of the body that must be read if the
+    /// client may send another request.
+    async fn receive(&mut self, kind: &Kind, guard: &Guard) -> Result<ClientRequest, (Outcome, Option<Remaining>)> {
+        let Self {
+            client,
+            addresses,
+            kept,
+            ..
+        } = self;
+        let no_request = match receive(client, kind, addresses, guard).await {
+            Ok(Ok(request)) => return Ok(request),
+            Ok(Err(no_request)) => no_request,
+            Err(outcome) => return Err((outcome, None)),
+        };
+        let mut unread = None;
+        if let NoRequest::Refused { answer, exchange, .. } = &no_request {
+            let limit = guard.service().settings.timeouts.handshake;
+            let exchange = exchange.filter(|_| guard.may_keep());
+            unread = exchange.and_then(|exchange| kept.as_deref().unwrap_or(&Kept::default()).unread_body(&exchange));
+            let is_head = exchange.is_some_and(|exchange| exchange.is_head);
+            if unread.is_none() {
+                lingering_close(client, answer).await;
+            } else if !send_and_stay(client, &http::kept(answer, is_head), limit).await {
+                unread = None;
+            }
+        }
+        Err((no_request.outcome(), unread))
     }
 }
 
@@ -96,12 +157,13 @@ fn original_target(
     Ok(target)
 }
 
+/// Receives the request in time.
 async fn receive(
     client: &mut Client,
     kind: &Kind,
     addresses: &Addresses,
     guard: &Guard,
-) -> Result<ClientRequest, Outcome> {
+) -> Result<Result<ClientRequest, NoRequest>, Outcome> {
     let service = guard.service();
     let authenticator = Authenticator {
         users: service.users.as_deref(),
@@ -126,17 +188,11 @@ async fn receive(
     // The record has them whether or not the client is served.
     guard.set_claims(claims);
     match request {
-        Ok(Ok(request)) => Ok(request),
-        Ok(Err(no_request)) => {
-            if let NoRequest::Refused { answer, .. } = &no_request {
-                lingering_close(client, answer).await;
-            }
-            Err(no_request.outcome())
-        }
+        Ok(received) => Ok(received),
         Err(_) => {
             if let Some(target) = silent_target {
                 // The client may wait for its server to speak.
-                return Ok(ClientRequest::to_fixed_target(target.clone()));
+                return Ok(Ok(ClientRequest::to_fixed_target(target.clone())));
             }
             if is_late {
                 lingering_close(client, &http::response(http::Status::RequestTimeout)).await;

@@ -12,6 +12,7 @@ use crate::access::auth::{Penalties, Users};
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::RateLimits;
 use crate::kit::alive::Accepting;
+use crate::kit::health::State;
 use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
@@ -56,12 +57,29 @@ pub(crate) struct Service {
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) accepting: Accepting,
+    /// Whether no reload has replaced the service.
+    pub(crate) in_force: Accepting,
 }
 
 impl Service {
     /// Returns whether the user of a session is the name in the certificate of its client.
     pub(crate) fn has_users_by_certificate(&self) -> bool {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
+    }
+
+    /// Returns whether a client may send another request on its connection. If the service has
+    /// ended or was replaced, the request belongs to another one.
+    pub(super) fn keeps_clients(&self) -> bool {
+        self.accepting.is_on() && self.in_force.is_on() && self.process.health.state() == State::Serving
+    }
+
+    /// Waits until the service no longer keeps clients.
+    pub(super) async fn releases_clients(&self) {
+        tokio::select! {
+            () = self.accepting.stopped() => {}
+            () = self.in_force.stopped() => {}
+            _ = self.process.health.stopped() => {}
+        }
     }
 
     /// Returns the name of the user that a certificate is of.

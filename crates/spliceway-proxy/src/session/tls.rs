@@ -4,8 +4,9 @@ use rustls::Error;
 use tokio::time::timeout_at;
 
 use super::admit::{Admitted, HANDSHAKE_BUFFER_BYTES};
+use super::client::Client;
 use super::guard::Guard;
-use super::handshake::{Client, TlsStart};
+use super::handshake::TlsStart;
 use super::linger::lingering_close;
 use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -32,7 +33,7 @@ impl Admitted {
         let counts = terminator.counts();
         // The record has the name, also if the handshake fails.
         let stated = |name: &str| guard.session().facts().server_name = Some(name.into());
-        let accept = terminator.accept(head, self.client, protocol.as_deref(), stated);
+        let accept = terminator.accept(head, self.client.into_reader(), protocol.as_deref(), stated);
         let (stream, agreed) = match timeout_at(deadline, accept).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(Refused { error, stream })) => {

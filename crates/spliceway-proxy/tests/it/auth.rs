@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::clients::{
-    ASKED_FOR_PASSWORD, GREETING, GREETING_WITH_PASSWORD, exchange, ip_request, password, read_head, socks4_request,
+    ASKED_FOR_PASSWORD, GREETING, GREETING_WITH_PASSWORD, exchange, ip_request, password, read_head, read_message,
+    socks4_request,
 };
 use crate::harness::{
     PATIENCE, Program, TextFile, connect, echo, let_pass, listen, read_all, read_exactly, refused_to_start,
@@ -97,11 +98,11 @@ fn an_unauthenticated_client_reaches_no_target() {
         [&GREETING_WITH_PASSWORD[..], &password("ann", "builder"), &request].concat(),
         [&GREETING_WITH_PASSWORD[..], &password(&long, &long), &request].concat(),
         socks4_request(address, "ann", None),
-        format!("CONNECT {address} HTTP/1.1\r\n\r\n").into_bytes(),
+        format!("CONNECT {address} HTTP/1.0\r\n\r\n").into_bytes(),
         // ann:builder
-        format!("CONNECT {address} HTTP/1.1\r\nProxy-Authorization: Basic YW5uOmJ1aWxkZXI=\r\n\r\n").into_bytes(),
-        format!("GET http://{address}/ HTTP/1.1\r\nHost: {address}\r\n\r\n").into_bytes(),
-        format!("GET http://{address}/ HTTP/1.1\r\nHost: {address}\r\nProxy-Authorization: Bearer x\r\n\r\n")
+        format!("CONNECT {address} HTTP/1.0\r\nProxy-Authorization: Basic YW5uOmJ1aWxkZXI=\r\n\r\n").into_bytes(),
+        format!("GET http://{address}/ HTTP/1.0\r\nHost: {address}\r\n\r\n").into_bytes(),
+        format!("GET http://{address}/ HTTP/1.0\r\nHost: {address}\r\nProxy-Authorization: Bearer x\r\n\r\n")
             .into_bytes(),
     ];
     let count = attempts.len() as u64;
@@ -127,25 +128,30 @@ fn basic_authentication_lets_users_of_an_http_proxy_through() {
     let users = users();
     let program = Program::proxy("http", &["--auth-file", users.path()]);
     let target = echo("127.0.0.1:0");
+    // The client answers each challenge on the same connection.
     let mut client = program.connect();
     write!(client, "CONNECT {target} HTTP/1.1\r\n\r\n").unwrap();
-    let head = read_head(&mut client);
+    let answer = read_message(&mut client);
     assert!(
-        head.starts_with("HTTP/1.1 407 ") && head.contains("Proxy-Authenticate: Basic realm="),
-        "{head}"
+        answer.starts_with("HTTP/1.1 407 ") && answer.contains("Proxy-Authenticate: Basic realm="),
+        "{answer}"
     );
-    assert_eq!(read_all(&client), b"The proxy requires a user name and a password.\n");
-    let mut client = program.connect();
+    assert!(
+        answer.ends_with("\r\n\r\nThe proxy requires a user name and a password.\n"),
+        "{answer}"
+    );
     // ann:builder
     write!(
         client,
         "CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic YW5uOmJ1aWxkZXI=\r\n\r\n"
     )
     .unwrap();
-    let head = read_head(&mut client);
-    assert!(head.starts_with("HTTP/1.1 407 ") && head.contains("Basic"), "{head}");
-    assert_eq!(read_all(&client), b"Wrong user name or password.\n");
-    let mut client = program.connect();
+    let answer = read_message(&mut client);
+    assert!(
+        answer.starts_with("HTTP/1.1 407 ") && answer.contains("Basic"),
+        "{answer}"
+    );
+    assert!(answer.ends_with("\r\n\r\nWrong user name or password.\n"), "{answer}");
     // bob:builder
     write!(
         client,
@@ -401,7 +407,7 @@ fn a_login_that_cannot_be_checked_in_time_is_refused_immediately() {
     for client in &mut clients {
         // ann:builder
         let credentials = "Proxy-Authorization: Basic YW5uOmJ1aWxkZXI=";
-        write!(client, "CONNECT 192.0.2.1:9 HTTP/1.1\r\n{credentials}\r\n\r\n").unwrap();
+        write!(client, "CONNECT 192.0.2.1:9 HTTP/1.0\r\n{credentials}\r\n\r\n").unwrap();
     }
     let flood = guesses(11..size, "nobody", &program);
     let refused = flood.iter().filter(|client| read_all(client) == [1, 3]).count();

@@ -1,6 +1,6 @@
 //! The messages of proxy clients, byte by byte.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
@@ -87,6 +87,22 @@ pub(crate) fn read_head(stream: &mut TcpStream) -> String {
         head.extend(read_exactly(stream, 1));
     }
     String::from_utf8(head).unwrap()
+}
+
+/// Reads an HTTP message: its head, and as many bytes as its length says. Reads less if the
+/// connection ends before.
+pub(crate) fn read_message(stream: &mut TcpStream) -> String {
+    let (mut message, mut missing, mut byte) = (Vec::new(), None, [0]);
+    while missing != Some(0) && stream.read(&mut byte).unwrap() > 0 {
+        message.extend(byte);
+        missing = missing.map(|bytes: usize| bytes - 1);
+        if missing.is_none() && message.ends_with(b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&message).to_ascii_lowercase();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            missing = Some(length.map_or(0, |length| length.parse().unwrap()));
+        }
+    }
+    String::from_utf8(message).unwrap()
 }
 
 /// Sends 300 kB to an echo target, and compares the bytes that it returns.

@@ -13,10 +13,9 @@ const BODIES: [(&str, &str); 2] = [
     ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
 ];
 
-/// If the connection did not end, the client would send its next request on it and receive no
-/// answer.
+/// If an answer without a known end did not end the connection, the client would wait for more.
 #[test]
-fn an_answer_to_a_body_ends_the_client_s_connection() {
+fn an_answer_to_a_body_ends_as_its_head_says() {
     for kind in ["http", "mixed"] {
         let program = Program::proxy(kind, &[]);
         for (fields, body) in BODIES {
@@ -36,16 +35,22 @@ fn an_answer_to_a_body_ends_the_client_s_connection() {
                     client.write_all(body.as_bytes()).unwrap();
                 }
                 assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
-                target
-                    .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: keep-alive\r\n\r\ndo")
-                    .unwrap();
-                assert_eq!(
-                    read_head(&mut client),
-                    "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\n"
-                );
-                assert_eq!(read_exactly(&mut client, 2), b"do");
-                target.write_all(b"ne").unwrap();
-                assert_eq!(read_exactly(&mut client, 2), b"ne");
+                // The first answer has an end of its own, and the second one ends with its
+                // connection.
+                for (field, connection) in [("Content-Length: 4\r\n", "keep-alive"), ("", "close")] {
+                    let head = format!("HTTP/1.1 200 OK\r\n{field}Connection: ");
+                    target
+                        .write_all([&head, "keep-alive\r\n\r\ndo"].concat().as_bytes())
+                        .unwrap();
+                    assert_eq!(read_head(&mut client), format!("{head}{connection}\r\n\r\n"));
+                    assert_eq!(read_exactly(&mut client, 2), b"do");
+                    target.write_all(b"ne").unwrap();
+                    assert_eq!(read_exactly(&mut client, 2), b"ne");
+                    if connection == "keep-alive" {
+                        write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+                        read_head(&mut target);
+                    }
+                }
                 target.shutdown(Shutdown::Write).unwrap();
                 assert_eq!(read_all(&client), b"", "{kind}, {fields:?}, at once: {at_once}");
             }
@@ -73,7 +78,7 @@ fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
         target.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
         assert_eq!(
             read_head(&mut client),
-            "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+            "HTTP/1.1 204 No Content\r\nConnection: keep-alive\r\n\r\n"
         );
     }
 }
@@ -109,15 +114,15 @@ fn an_answer_passes_while_the_body_is_still_being_sent() {
                     .unwrap();
                 assert_eq!(
                     read_head(&mut client),
-                    "HTTP/1.1 200 OK\r\nContent-Length: 16384\r\nConnection: close\r\n\r\n"
+                    "HTTP/1.1 200 OK\r\nContent-Length: 16384\r\nConnection: keep-alive\r\n\r\n"
                 );
             }
             target.write_all(&part).unwrap();
             assert_same(&read_exactly(&mut client, part.len()), &part);
         }
         assert_eq!(read_exactly(&mut target, end.len()), end);
-        target.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(read_all(&client), b"");
+        write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        read_head(&mut target);
     }
 }
 
@@ -307,8 +312,10 @@ fn an_invalid_upgrade_or_one_to_http_is_not_passed_on() {
         )
         .unwrap();
         let head = read_head(&mut accept(&listener)).to_ascii_lowercase();
+        let connection = if version == 1 { "keep-alive" } else { "close" };
+        let connection = format!("connection: {connection}\r\n");
         assert!(
-            !head.contains("upgrade") && !head.contains("http2") && head.contains("connection: close\r\n"),
+            !head.contains("upgrade") && !head.contains("http2") && head.contains(&connection),
             "{head}"
         );
     }

@@ -3,14 +3,14 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::clients::read_head;
-use crate::harness::{Program, accept, listen, read_all, read_exactly, was_reached};
+use crate::clients::{read_head, read_message};
+use crate::harness::{Program, accept, listen, read_exactly, was_reached};
 
-/// Sends these bytes as a client. Returns the answer, up to the end of the connection.
+/// Sends these bytes as a client, and returns the answer.
 fn answer(program: &Program, request: &[u8]) -> String {
     let mut client = program.connect();
     client.write_all(request).unwrap();
-    String::from_utf8(read_all(&client)).unwrap()
+    read_message(&mut client)
 }
 
 /// Starts two proxies, each of which has the other as its upstream proxy.

@@ -61,6 +61,8 @@ mod openapi;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
 #[cfg(feature = "tls")]
 mod monitoring;
+// Connections of HTTP clients that carry many requests.
+mod persistent;
 // The file with the number of the process that serves.
 mod pid_file;
 mod policy;

@@ -108,7 +108,7 @@ fn no_request_reaches_a_refused_target_and_each_record_names_the_rule() {
         (format!("GET http://127.0.0.1:{port}/"), net),
         ("GET http://a.blocked.example/".to_owned(), name),
     ] {
-        let request = request + " HTTP/1.1\r\nHost: allowed.example\r\n\r\n";
+        let request = request + " HTTP/1.1\r\nHost: allowed.example\r\nConnection: close\r\n\r\n";
         refusing.other(request.as_bytes(), b"HTTP/1.1 403 ", rule);
     }
     assert!(!was_reached(&target));

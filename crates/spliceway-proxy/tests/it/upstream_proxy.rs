@@ -1,8 +1,8 @@
 use std::io::Write;
 use std::process::Command;
 
-use crate::clients::{exchange, greeted, ip_request, name_request, read_head};
-use crate::harness::{Program, accept, assert_spliced, echo, listen, read_all, read_exactly, refusing};
+use crate::clients::{exchange, greeted, ip_request, name_request, read_head, read_message};
+use crate::harness::{Program, accept, assert_spliced, echo, listen, read_exactly, refusing};
 
 const USER: &[&str] = &["--auth", "ann:wonder/land@"];
 
@@ -181,7 +181,7 @@ fn an_http_proxy_gets_plain_requests_in_absolute_form() {
             assert_eq!(read_exactly(&mut proxy, body.len()), body.as_bytes());
             proxy.write_all(DEMAND).unwrap();
             drop(proxy);
-            let answer = String::from_utf8(read_all(&client)).unwrap();
+            let answer = read_message(&mut client);
             assert!(answer.starts_with("HTTP/1.1 502 Bad Gateway\r\n"), "{answer}");
             assert!(answer.ends_with("\r\n\r\nno") && !answer.contains("Proxy-"), "{answer}");
         }

@@ -1,21 +1,31 @@
 //! Answers from targets, and chunked bodies.
 
-use spliceway_protocol::http::{Answer, Chunks};
+use spliceway_protocol::http::{Answer, Body, Chunks, Exchange, Remaining, Reuse};
 
 use super::{Decision, decision};
 
 /// The most head bytes of one answer. The program may replace these heads for the client.
 const HEADS_BYTES_MAX: usize = 64 << 10;
 
+/// The request of a client that wants to send another one.
+const KEPT: Exchange = Exchange {
+    reuse: Reuse::KeepAlive,
+    is_head: false,
+    is_idempotent: true,
+    expects_continue: false,
+    body: Body::Bytes(0),
+};
+
 /// Checks that the client's view of an answer depends only on its bytes, however they were cut into
 /// reads. The client reads either the whole answer unchanged, or every head unchanged except the
-/// last, which gets a close. The first byte selects how to cut the rest.
+/// last, which says whether the connection stays open. It stays open only if the head has one
+/// length that each reader finds. The first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.
 pub fn http_answer(bytes: &[u8]) {
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
-        let mut answer = Answer::default();
+        let mut answer = Answer::to(KEPT);
         let mut taken = 0;
         for mut input in pieces {
             let before = input.len();
@@ -24,13 +34,22 @@ pub fn http_answer(bytes: &[u8]) {
             assert!(taken <= HEADS_BYTES_MAX);
             match given {
                 None => assert!(input.is_empty(), "input before the end is taken whole"),
-                Some(given) => return Decision::Made(given, taken),
+                Some(given) => {
+                    let followed = answer.into_followed().expect("the head is complete");
+                    assert!(followed.keeps_client || !followed.keeps_target);
+                    let has_end = !matches!(followed.body, Remaining::UntilClose);
+                    assert_eq!(
+                        followed.keeps_client, has_end,
+                        "an answer without an end is the last one"
+                    );
+                    return Decision::Made((given, followed.keeps_client), taken);
+                }
             }
         }
         assert!(answer.cut_short().len() <= taken);
         Decision::<_, ()>::Undecided
     };
-    let Some((stream, Decision::Made(given, taken))) = decision(bytes, converse) else {
+    let Some((stream, Decision::Made((given, is_kept), taken))) = decision(bytes, converse) else {
         return;
     };
     let mut fields = [httparse::EMPTY_HEADER; 128];
@@ -41,7 +60,18 @@ pub fn http_answer(bytes: &[u8]) {
     if parsed.code.is_some_and(|code| code == 101 || code >= 200) {
         let closes = |field: &&httparse::Header<'_>| field.name.eq_ignore_ascii_case("connection");
         let connection: Vec<_> = parsed.headers.iter().filter(closes).map(|field| field.value).collect();
-        assert_eq!(connection, [b"close"], "a client is told that this is the last answer");
+        let expected: &[u8] = if is_kept { b"keep-alive" } else { b"close" };
+        assert_eq!(
+            connection,
+            [expected],
+            "a client is told whether this is the last answer"
+        );
+        if is_kept {
+            let framing = |field: &&httparse::Header<'_>| {
+                ["content-length", "transfer-encoding"].contains(&&*field.name.to_ascii_lowercase())
+            };
+            assert!(parsed.headers.iter().filter(framing).count() <= 1);
+        }
     }
 }
 

@@ -108,6 +108,7 @@ impl<'head> Parsed<'head> {
 fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert!(sent.len() <= head.len() + GROWTH_MAX_BYTES);
     assert!(!has_bare_line_ends(sent), "{}", sent.escape_ascii());
+    let is_clear = !has_bare_line_ends(head);
     let (asked, sent) = (Parsed::of(head), Parsed::of(sent));
     assert_eq!((sent.method, sent.minor), (asked.method, asked.minor));
     let of_server = sent.method == "OPTIONS" && sent.uri == "*";
@@ -157,7 +158,16 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
         "{}",
         via.escape_ascii()
     );
-    let connection = assert_connection(&asked, &sent, &options, upgrades);
+    let mut connection = assert_connection(&asked, &sent, &options, upgrades);
+    if !upgrades {
+        let own = asked.values("proxy-connection").join(&b","[..]).to_ascii_lowercase();
+        let own = own.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        let says: Vec<&[u8]> = options.iter().map(String::as_bytes).chain(own).collect();
+        let persists = asked.minor == 1 || says.contains(&&b"keep-alive"[..]);
+        let persists = persists && is_clear && !says.contains(&&b"close"[..]);
+        let expected: &[u8] = if persists { b"keep-alive" } else { b"close" };
+        connection = vec![("connection".to_owned(), expected.to_vec())];
+    }
     let expected: Vec<(String, Vec<u8>)> = iter::once(("host".to_owned(), host.as_bytes().to_vec()))
         .chain(kept)
         .chain([("via".to_owned(), via.to_vec())])
@@ -171,8 +181,8 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert_eq!(sent, expected);
 }
 
-/// Checks the fields that end the head: a request to close, or the upgrade that the client
-/// requested.
+/// Returns the fields that end the head: the upgrade that the client requested, or a request to
+/// close.
 fn assert_connection(
     asked: &Parsed<'_>,
     sent: &Parsed<'_>,

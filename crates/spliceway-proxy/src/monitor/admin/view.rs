@@ -29,6 +29,7 @@ pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
         Phase::Handshake => "handshake",
         Phase::Dial => "dial",
         Phase::Relay(..) | Phase::Datagrams(_) => "relay",
+        Phase::Followed(_) => "closing",
     };
     SessionView {
         id: session.id,

@@ -39,6 +39,12 @@ pub(super) struct Before<'a> {
     pub(super) service: &'a Arc<ServiceSettings>,
 }
 
+impl Drop for Built {
+    fn drop(&mut self) {
+        self.service.in_force.stop();
+    }
+}
+
 impl Before<'_> {
     /// Returns whether an operator has drained the service, and a change of others leaves it so. A
     /// reload reads it again, and opens its listeners.
@@ -115,6 +121,7 @@ pub(super) fn build(
         advertise: service.advertise,
         traffic,
         accepting: Accepting::new(),
+        in_force: Accepting::new(),
     };
     Ok(Arc::new(Built {
         service: Arc::new(service),

@@ -17,7 +17,7 @@ use tokio::io::Interest;
 
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
-use crate::session::handshake::Client;
+use crate::session::client::Client;
 
 /// The meaning of EOF from the client before it has its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

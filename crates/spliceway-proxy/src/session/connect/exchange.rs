@@ -10,9 +10,9 @@ use super::departure::{Finish, departed};
 use crate::kit::outcome::Outcome;
 use crate::net::stream::Stream;
 use crate::reach::dial::Dialed;
-use crate::session::handshake::Client;
+use crate::session::client::Client;
 use crate::session::linger::FORGOTTEN_MAX_BYTES;
-use spliceway_protocol::http::Answer;
+use spliceway_protocol::http::{Answer, Body, Exchange, Followed, Reuse};
 
 /// The size of one read, with room for most answer heads.
 const READ_BYTES: usize = 4 << 10;
@@ -23,7 +23,11 @@ pub(super) enum NoAnswer {
     Client(io::Error),
     /// The client has left.
     Left(Outcome),
-    Target(io::Error),
+    Target {
+        error: io::Error,
+        /// Whether no byte of the answer has arrived.
+        is_silent: bool,
+    },
     /// The target ended its stream without sending a byte.
     Eof,
     /// The target did not send a whole head within the idle timeout.
@@ -40,32 +44,46 @@ pub(super) struct Patience {
     pub(super) half_closed: Option<Duration>,
 }
 
-/// The rewritten head of an answer, and the bytes received after it.
-pub(super) struct Answered {
-    pub(super) bytes: Vec<u8>,
-    /// Whether the target agreed to an upgrade.
-    pub(super) has_switched: bool,
+/// The answer that a request awaits.
+pub(super) struct Awaited<K> {
+    request: Exchange,
+    /// Returns whether the client may send another request.
+    may_keep: K,
 }
 
-/// Sends `request` and returns the answer, rewritten to be the last one on its connection. With
-/// `wants_upgrade`, a 101 answer is returned unchanged.
+impl<K: Fn() -> bool> Awaited<K> {
+    pub(super) fn new(request: Exchange, may_keep: K) -> Self {
+        Self { request, may_keep }
+    }
+}
+
+/// The rewritten head of an answer.
+pub(super) struct Answered {
+    pub(super) heads: Vec<u8>,
+    /// The bytes that were received after the head.
+    pub(super) body: Vec<u8>,
+    pub(super) followed: Followed,
+}
+
+/// Sends `request` and returns the head of the answer, rewritten for the client.
 ///
 /// `sent` is called with each number of bytes that were sent, whether or not there is an answer.
 ///
 /// If the target closes the connection before the head of the answer is complete, the target's
 /// bytes are returned unchanged.
-pub(super) async fn exchange(
+pub(super) async fn exchange<K: Fn() -> bool>(
     request: &[u8],
     sent: impl FnMut(u64),
-    wants_upgrade: bool,
+    awaited: Awaited<K>,
     dialed: &mut Dialed,
     client: &mut Client,
     patience: Patience,
 ) -> Result<Answered, NoAnswer> {
+    let asked = awaited.request;
     let answered = async {
         tokio::select! {
-            answer = request_head(request, sent, wants_upgrade, dialed) => answer,
-            given_up = gone(client, wants_upgrade, patience.half_closed) => Err(given_up),
+            answer = request_head(request, sent, awaited, dialed) => answer,
+            given_up = gone(client, asked, patience.half_closed) => Err(given_up),
         }
     };
     match patience.idle {
@@ -74,41 +92,48 @@ pub(super) async fn exchange(
     }
 }
 
-async fn request_head(
+async fn request_head<K: Fn() -> bool>(
     request: &[u8],
     sent: impl FnMut(u64),
-    wants_upgrade: bool,
+    awaited: Awaited<K>,
     dialed: &mut Dialed,
 ) -> Result<Answered, NoAnswer> {
     // A target that accepts no more bytes may already have answered, so the answer is read even if
     // this write fails.
     let written = send(request, sent, &mut dialed.stream).await;
-    let mut answer = if wants_upgrade {
-        Answer::to_upgrade()
-    } else {
-        Answer::default()
-    };
+    let mut answer = Answer::to(awaited.request);
     let mut received = std::mem::take(&mut dialed.early);
     loop {
         let mut input = &received[..];
+        if !(awaited.may_keep)() {
+            answer.closes();
+        }
         if let Some(heads) = answer.feed(&mut input) {
             return Ok(Answered {
-                bytes: [&heads[..], input].concat(),
-                has_switched: answer.has_switched(),
+                heads,
+                body: input.to_vec(),
+                followed: answer.into_followed().unwrap_or(Followed::LAST),
             });
         }
         received.clear();
         received.reserve(READ_BYTES);
-        let read = dialed.stream.read_buf(&mut received).await.map_err(NoAnswer::Target)?;
+        let read = match dialed.stream.read_buf(&mut received).await {
+            Ok(read) => read,
+            Err(error) => {
+                let is_silent = answer.is_empty();
+                return Err(NoAnswer::Target { error, is_silent });
+            }
+        };
         if read == 0 {
             let cut_short = answer.cut_short();
             return match (cut_short.is_empty(), written) {
                 (false, _) => Ok(Answered {
-                    bytes: cut_short,
-                    has_switched: false,
+                    heads: cut_short,
+                    body: Vec::new(),
+                    followed: Followed::LAST,
                 }),
                 (true, Ok(())) => Err(NoAnswer::Eof),
-                (true, Err(error)) => Err(NoAnswer::Target(error)),
+                (true, Err(error)) => Err(NoAnswer::Target { error, is_silent: true }),
             };
         }
     }
@@ -124,13 +149,14 @@ async fn send(mut request: &[u8], mut sent: impl FnMut(u64), target: &mut Stream
     target.flush().await
 }
 
-/// Waits until the client's connection fails or has been half-closed for too long. Bytes that the
-/// client sends meanwhile are discarded. If the client asked for an upgrade, the bytes may belong
-/// to the new protocol, so they stay unread.
-async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Duration>) -> NoAnswer {
-    if wants_upgrade {
+/// Waits until the client's connection fails or has been half-closed for too long. If this is the
+/// last request, bytes that the client sends meanwhile are discarded. Otherwise, they belong to its
+/// next request, or to the new protocol of an upgrade.
+async fn gone(client: &mut Client, request: Exchange, half_closed: Option<Duration>) -> NoAnswer {
+    if request.body == Body::Upgrade {
         return NoAnswer::Left(departed(client, Finish::Waits).await);
     }
+    let is_last = request.reuse == Reuse::Close;
     let mut forgotten = 0;
     while forgotten <= FORGOTTEN_MAX_BYTES {
         match (client.fill_buf().await, half_closed) {
@@ -140,6 +166,7 @@ async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Dura
                 return NoAnswer::HalfClosed;
             }
             (Ok([]), None) => break,
+            (Ok(_), _) if !is_last => return NoAnswer::Left(departed(client, Finish::Waits).await),
             (Ok(more), _) => {
                 let bytes = more.len();
                 forgotten += bytes;

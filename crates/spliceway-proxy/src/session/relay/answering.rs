@@ -1,44 +1,62 @@
-//! Reads the answer while the request's body is still being sent. The head is rewritten to end the
-//! connection, and the rest passes unchanged.
+//! Reads the answer while the request's body is still being sent, or while the answer's body is in
+//! chunks. The head is rewritten for the client, and the rest passes unchanged, up to its end.
 //!
 //! ```text
 //!   body sent, head not yet passed ──┐
-//!                                    ├─▶ finished: a second relay splices the other bytes
+//!                                    ├─▶ finished: a second relay passes what is left
 //!   head passed, body not yet sent ──┘
 //! ```
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use spliceway::{CancelHandle, RelayStats};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use spliceway_protocol::Failure;
-use spliceway_protocol::http::{self, Answer};
+use spliceway_protocol::http::{self, Answer, Followed, Malformed};
 
-/// A reader of the target's answer. It ends its relay when the body is sent and the head has
-/// passed.
-pub(super) struct Answering<R> {
+/// A reader of the target's answer. It ends its relay when the body of the request is sent and the
+/// head of the answer has passed, or at the end of the answer.
+pub(super) struct Answering<R, K> {
     target: R,
-    /// `None` after the head is complete.
-    answer: Option<Answer>,
+    state: State<K>,
     has_spoken: bool,
     /// Bytes for the next read.
     ready: Vec<u8>,
     upload: Arc<Upload>,
 }
 
-/// The progress of the request.
+enum State<K> {
+    /// The head is incomplete. The function returns whether the client may send another request.
+    Head(Answer, K),
+    /// The head has passed. Another relay passes the body after the whole request was sent.
+    Early(Followed),
+    /// The target has the whole request. This relay passes the body.
+    Body(Followed),
+    /// The body is not chunked as its head says.
+    Malformed,
+    /// The rest of the answer is left to another relay, or the answer is over.
+    Left,
+}
+
+/// The progress of the request, and what is left of it and of its answer.
 #[derive(Default)]
 pub(super) struct Upload {
     /// The size of the request in bytes, once it is known.
     total: OnceLock<u64>,
     relay: OnceLock<(RelayStats, CancelHandle)>,
-    is_finished: AtomicBool,
+    left: Mutex<Left>,
+}
+
+#[derive(Default)]
+struct Left {
+    followed: Option<Followed>,
+    put_back: Vec<u8>,
 }
 
 impl Upload {
@@ -52,54 +70,96 @@ impl Upload {
         let _ = self.relay.set((stats, cancel));
     }
 
-    /// Returns whether the relay was cancelled so that a second relay can continue.
-    pub(super) fn is_finished(&self) -> bool {
-        self.is_finished.load(Ordering::Relaxed)
+    /// Returns what is left of the answer after the relay was cancelled.
+    pub(super) fn take_followed(&self) -> Option<Followed> {
+        self.left.lock().followed.take()
     }
 
-    /// Cancels the relay if the target has the whole request. Returns whether it did.
-    fn finish(&self) -> bool {
-        let (Some(total), Some((stats, cancel))) = (self.total.get(), self.relay.get()) else {
+    /// Keeps bytes that the client has sent after its request.
+    pub(super) fn put_back(&self, bytes: &[u8]) {
+        self.left.lock().put_back.extend_from_slice(bytes);
+    }
+
+    pub(super) fn take_put_back(&self) -> Vec<u8> {
+        std::mem::take(&mut self.left.lock().put_back)
+    }
+
+    /// Returns whether the target has the whole request.
+    fn is_delivered(&self) -> bool {
+        let (Some(total), Some((stats, _))) = (self.total.get(), self.relay.get()) else {
             return false;
         };
-        let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
-        if is_delivered {
-            self.is_finished.store(true, Ordering::Relaxed);
+        stats.snapshot().a_to_b.bytes >= *total
+    }
+
+    /// Cancels the relay.
+    fn finish(&self, followed: Followed) {
+        self.left.lock().followed = Some(followed);
+        if let Some((_, cancel)) = self.relay.get() {
             // There is no deadline, because the relay's own timeouts apply to bytes that the client
             // has not read yet.
             cancel.cancel(Duration::MAX);
         }
-        is_delivered
     }
 }
 
-impl<R> Answering<R> {
-    /// Creates a reader. `early` holds the bytes of the answer that were read before.
-    pub(super) fn new(target: R, early: &[u8], upload: Arc<Upload>) -> Self {
+impl<R, K: Fn() -> bool> Answering<R, K> {
+    /// Creates a reader. `early` holds the bytes of the answer that were read before. `may_keep`
+    /// returns whether the client may send another request.
+    pub(super) fn new(target: R, answer: Answer, early: &[u8], upload: Arc<Upload>, may_keep: K) -> Self {
         let mut answering = Self {
             target,
-            answer: Some(Answer::default()),
+            state: State::Head(answer, may_keep),
             has_spoken: false,
             ready: Vec::new(),
             upload,
         };
-        answering.take(early);
+        if !early.is_empty() {
+            answering.take(early);
+        }
         answering
     }
 
+    /// Creates a reader of the rest of an answer. `early` holds the bytes of it that were read
+    /// before.
+    pub(super) fn rest(target: R, mut followed: Followed, early: &[u8], upload: Arc<Upload>) -> Self {
+        let (ready, state) = match followed.take(early) {
+            Ok(body) => (early[..body].to_vec(), State::Body(followed)),
+            Err(Malformed) => (Vec::new(), State::Malformed),
+        };
+        Self {
+            target,
+            state,
+            has_spoken: true,
+            ready,
+            upload,
+        }
+    }
+
+    /// Takes bytes of the head, and of the body behind it.
     fn take(&mut self, mut bytes: &[u8]) {
-        self.has_spoken |= !bytes.is_empty();
-        let Some(answer) = &mut self.answer else {
-            self.ready.extend_from_slice(bytes);
+        let State::Head(answer, may_keep) = &mut self.state else {
             return;
         };
-        match answer.feed(&mut bytes) {
-            Some(heads) => {
-                self.answer = None;
-                self.ready = [&heads[..], bytes].concat();
-            }
-            None => self.ready = answer.take_interim(),
+        self.has_spoken = true;
+        if !may_keep() {
+            answer.closes();
         }
+        answer.set_early(!self.upload.is_delivered());
+        let Some(heads) = answer.feed(&mut bytes) else {
+            self.ready = answer.take_interim();
+            return;
+        };
+        let answer = std::mem::take(answer);
+        let mut followed = answer.into_followed().unwrap_or(Followed::LAST);
+        self.ready = heads;
+        self.state = match followed.take(bytes) {
+            Ok(body) => {
+                self.ready.extend_from_slice(&bytes[..body]);
+                State::Early(followed)
+            }
+            Err(Malformed) => State::Malformed,
+        };
     }
 
     /// Ends the answer of a target that closed the connection before the head of the answer was
@@ -110,10 +170,29 @@ impl<R> Answering<R> {
         } else {
             http::failed(Failure::General)
         };
+        self.state = State::Early(Followed::LAST);
+    }
+
+    /// Ends the relay if another one continues, or if the answer is over. Returns whether it does.
+    fn finish(&mut self) -> bool {
+        let is_over = match &self.state {
+            State::Early(_) => self.upload.is_delivered(),
+            State::Body(followed) => followed.body.is_over(),
+            State::Head(..) | State::Malformed => false,
+            State::Left => true,
+        };
+        if !is_over {
+            return false;
+        }
+        if let State::Early(followed) | State::Body(followed) = std::mem::replace(&mut self.state, State::Left) {
+            // Cancelling wakes the relay's task.
+            self.upload.finish(followed);
+        }
+        true
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Answering<R> {
+impl<R: AsyncRead + Unpin, K: Fn() -> bool + Unpin> AsyncRead for Answering<R, K> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
@@ -123,23 +202,39 @@ impl<R: AsyncRead + Unpin> AsyncRead for Answering<R> {
                 this.ready.drain(..bytes);
                 return Poll::Ready(Ok(()));
             }
-            if this.answer.is_none() {
-                if this.upload.finish() {
-                    // Cancelling wakes the relay's task.
-                    return Poll::Pending;
-                }
-                return Pin::new(&mut this.target).poll_read(cx, buf);
+            if this.finish() {
+                return Poll::Pending;
+            }
+            if let State::Malformed = this.state {
+                return Poll::Ready(Err(malformed(Malformed)));
             }
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.target).poll_read(cx, buf))?;
-            let read = buf.filled()[before..].to_vec();
-            buf.set_filled(before);
-            match this.answer.take_if(|_| read.is_empty()) {
-                Some(answer) => this.end(answer),
-                None => this.take(&read),
+            let read = &buf.filled()[before..];
+            match &mut this.state {
+                State::Early(followed) | State::Body(followed) => {
+                    let body = followed.take(read).map_err(malformed)?;
+                    // After the body, whatever the target sends ends the answer.
+                    buf.set_filled(before + body);
+                    return Poll::Ready(Ok(()));
+                }
+                State::Head(answer, _) if read.is_empty() => {
+                    let answer = std::mem::take(answer);
+                    this.end(answer);
+                }
+                State::Head(..) => {
+                    let read = read.to_vec();
+                    buf.set_filled(before);
+                    this.take(&read);
+                }
+                State::Malformed | State::Left => unreachable!("nothing is read then"),
             }
         }
     }
+}
+
+fn malformed(_: Malformed) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the answer is not chunked as its head says")
 }
 
 #[cfg(test)]
@@ -149,7 +244,13 @@ mod tests {
     use super::*;
 
     async fn read(said: &[u8], early: usize) -> String {
-        let mut answering = Answering::new(&said[early..], &said[..early], Arc::default());
+        let mut answering = Answering::new(
+            &said[early..],
+            Answer::default(),
+            &said[..early],
+            Arc::default(),
+            || true,
+        );
         let mut read = String::new();
         answering.read_to_string(&mut read).await.unwrap();
         read
@@ -169,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn an_interim_answer_can_be_read_before_the_last_one() {
         let (mut target, ours) = tokio::io::duplex(64);
-        let mut answering = Answering::new(ours, b"", Arc::default());
+        let mut answering = Answering::new(ours, Answer::default(), b"", Arc::default(), || true);
         let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
         tokio::io::AsyncWriteExt::write_all(&mut target, interim).await.unwrap();
         let mut read = vec![0; interim.len()];

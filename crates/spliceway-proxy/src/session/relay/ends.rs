@@ -1,13 +1,12 @@
 //! How a relay begins: its ends, and the bytes that each end has sent before.
 
-use spliceway::{Relay, RelayOptions, RelayState};
+use spliceway::{Engine, Relay, RelayOptions, RelayState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::access::rates::SessionRates;
 use crate::net::stream::Stream;
 use crate::session::guard::Guard;
 use crate::session::handover::Suspended;
-use spliceway_protocol::http::{Chunks, Malformed};
 
 /// Both ends of a relay, and how the relay begins.
 pub(in crate::session) struct Ends {
@@ -21,37 +20,12 @@ pub(in crate::session) enum Begin {
     /// With the bytes that each end has sent after its handshake.
     New {
         up: Vec<u8>,
-        /// The part of the client's further bytes that is for the target. `None` means all of them.
-        rest: Option<RemainingBody>,
         down: Vec<u8>,
         /// Whether nothing has read from the client's socket, and from the target's.
         new_sockets: [bool; 2],
     },
     /// From the state of a suspended relay.
     Resume(Box<RelayState>),
-}
-
-/// The part of a request's body that has not arrived yet.
-pub(in crate::session) enum RemainingBody {
-    /// The target has the whole request, and the proxy has read the head of its answer.
-    Nothing,
-    Bytes(u64),
-    Chunks(Chunks),
-}
-
-impl RemainingBody {
-    /// Returns how many of these next bytes belong to the body.
-    pub(in crate::session) fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
-        match self {
-            Self::Nothing => Ok(0),
-            Self::Chunks(chunks) => chunks.take(bytes),
-            Self::Bytes(left) => {
-                let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
-                *left -= taken as u64;
-                Ok(taken)
-            }
-        }
-    }
 }
 
 impl From<Suspended> for Ends {
@@ -74,4 +48,33 @@ where
     let mut relay = Relay::with_options(client, upstream, options);
     guard.relaying(relay.stats(), relay.cancel_handle());
     relay
+}
+
+/// Adds to these options what applies to a relay between these ends.
+pub(super) fn options(
+    mut options: RelayOptions,
+    rates: &SessionRates,
+    client: &Stream,
+    upstream: &Stream,
+) -> RelayOptions {
+    if let Some(limit) = &rates.incoming {
+        options = options.a_to_b_rate_limit(limit);
+    }
+    if let Some(limit) = &rates.outgoing {
+        options = options.b_to_a_rate_limit(limit);
+    }
+    if matches!(client, Stream::Tls(_)) || matches!(upstream, Stream::Tls(_)) {
+        // The bytes of TLS pass through user space, even with `--splice on`.
+        options = options.engine(Engine::Copy);
+    }
+    options
+}
+
+/// Makes an end that is not announced on one side an end that is not announced on the other. A cut
+/// answer must not look complete.
+pub(super) fn pass_truncations(client: &mut Stream, upstream: &mut Stream) {
+    if let (Stream::Tls(client), Stream::Tls(upstream)) = (client, upstream) {
+        client.pass_truncation_of(upstream.truncation());
+        upstream.pass_truncation_of(client.truncation());
+    }
 }

@@ -1,75 +1,184 @@
 //! Relays one HTTP request and its answer.
+//!
+//! ```text
+//!   request with a body ─▶ send_request ─┐
+//!                                        ├─▶ rest of the answer ─┬─ at its end ─▶ next request
+//!   answer's head was read ──────────────┘                       └─ otherwise ──▶ closed
+//! ```
 
 use std::sync::Arc;
 
-use spliceway::{Engine, Operation, Peer, RelayError, RelayOptions, RelaySummary};
+use spliceway::{EndReason, Engine, Operation, Peer, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
+use tokio::time::Instant;
 
 use super::answering::{Answering, Upload};
-use super::ends::{RemainingBody, new_relay};
+use super::ends::{new_relay, options, pass_truncations};
 use super::plain::pass_reset;
 use super::request_body::RequestBody;
-use crate::kit::outcome::Outcome;
+use crate::access::rates::SessionRates;
+use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
+use crate::session::admit::Admitted;
 use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
 use crate::session::guard::Guard;
-use crate::session::linger::linger;
+use crate::session::kept::HttpTarget;
+use crate::session::linger::{finish_and_linger, linger};
+use crate::session::next_request::Ended;
 use crate::session::record::Record;
+use spliceway_protocol::http::{self, Answer, Followed, Remaining, Reuse};
 
-/// A request, and the bytes of its answer that were read before the relay started.
-pub(super) struct Request {
-    pub(super) up: Vec<u8>,
-    pub(super) rest: RemainingBody,
-    pub(super) down: Vec<u8>,
+/// A request, and the part of its answer that was read before the relay starts.
+pub(in crate::session) struct Exchange {
+    pub(in crate::session) admitted: Admitted,
+    pub(in crate::session) target: HttpTarget,
+    pub(in crate::session) rates: SessionRates,
+    pub(in crate::session) request: http::Exchange,
+    /// The part of the request that was read and not sent.
+    pub(in crate::session) up: Vec<u8>,
+    /// The part of the request that was not read.
+    pub(in crate::session) rest: Remaining,
+    /// The head of the answer for the client, if the target has the whole request.
+    pub(in crate::session) answer: Option<(Vec<u8>, Followed)>,
+    /// Further bytes of the answer.
+    pub(in crate::session) early: Vec<u8>,
 }
 
-/// Relays a request and its answer, and then gives the client time to read the answer.
-pub(super) async fn exchange(
+/// How a relay ended.
+type RelayEnd = Result<RelaySummary, RelayError>;
+
+impl Exchange {
+    /// Relays a request and its answer. A client that may not send another request gets time to
+    /// read the answer.
+    pub(in crate::session) async fn run(mut self, record: &mut Record) -> Ended {
+        let options = options(
+            record.guard.service().relays.clone(),
+            &self.rates,
+            self.admitted.client.get_ref(),
+            &self.target.stream,
+        );
+        pass_truncations(self.admitted.client.get_mut(), &mut self.target.stream);
+        let is_in_chunks = matches!(self.rest, Remaining::Chunks(_));
+        let guard = &mut record.guard;
+        let (answer, early) = (self.answer.take(), std::mem::take(&mut self.early));
+        let (answered, early) = match answer {
+            Some(answer) => (Ok(answer), early),
+            None => (self.send_request(&early, &options, guard).await, Vec::new()),
+        };
+        let (followed, ended) = match answered {
+            Ok((heads, followed)) => self.read_answer(heads, &early, followed, options, guard).await,
+            Err(ended) => (Followed::LAST, ended),
+        };
+        record.observe(self.admitted.client.get_ref(), &self.target.stream);
+        if followed.body.is_over() {
+            return self.finish(&followed, record).await;
+        }
+        let (client, target) = (self.admitted.client.into_inner(), self.target.stream);
+        close(client, target, is_in_chunks, ended, record).await.into()
+    }
+
+    /// Relays the request and the head of its answer. Returns what follows the head if another
+    /// relay can continue.
+    async fn send_request(
+        &mut self,
+        early: &[u8],
+        options: &RelayOptions,
+        guard: &mut Guard,
+    ) -> Result<(Vec<u8>, Followed), RelayEnd> {
+        let upload = Arc::new(Upload::default());
+        let sending = Sending {
+            client: self.admitted.client.get_mut(),
+            request: self.request,
+            up: std::mem::take(&mut self.up),
+            rest: std::mem::replace(&mut self.rest, Remaining::Bytes(0)),
+            early,
+            upload: &upload,
+        };
+        let ended = match &mut self.target.stream {
+            Stream::Tcp(target) => sending.relay(target.split(), options, guard).await,
+            Stream::Tls(target) => {
+                let halves = tokio::io::split(&mut **target);
+                Box::pin(sending.relay(halves, options, guard)).await
+            }
+            Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
+        };
+        match (ended, upload.take_followed()) {
+            (Ok(_), Some(followed)) => {
+                self.admitted.client.put_back(upload.take_put_back());
+                Ok((Vec::new(), followed))
+            }
+            (ended, _) => Err(ended),
+        }
+    }
+
+    /// Relays the rest of the answer and reads no further bytes from the client. Returns what is
+    /// left of the answer, which is nothing if it is complete.
+    async fn read_answer(
+        &mut self,
+        heads: Vec<u8>,
+        early: &[u8],
+        followed: Followed,
+        options: RelayOptions,
+        guard: &mut Guard,
+    ) -> (Followed, RelayEnd) {
+        if let Some(limit) = &self.rates.outgoing {
+            // Many sessions consist only of requests and answer heads, so these bytes count, too.
+            limit.charge((heads.len() + early.len()) as u64);
+        }
+        let options = options.a_to_b_limit(0);
+        let client = self.admitted.client.get_mut();
+        let answer = (heads, early, followed);
+        match &mut self.target.stream {
+            Stream::Tcp(target) => read_answer(client, target, answer, options, guard).await,
+            Stream::Tls(target) => Box::pin(read_answer(client, &mut **target, answer, options, guard)).await,
+            Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
+        }
+    }
+
+    /// Ends a request whose answer is complete.
+    async fn finish(mut self, followed: &Followed, record: &mut Record) -> Ended {
+        let outcome = Outcome::from(SessionEnd::Answered);
+        if !followed.keeps_client || record.guard.is_closed() {
+            drop(self.target);
+            let limit = record.guard.service().settings.timeouts.half_close;
+            finish_and_linger(&mut self.admitted.client, limit).await;
+            return outcome.into();
+        }
+        if followed.keeps_target {
+            let target = HttpTarget {
+                own: record.guard.take_own(),
+                last_used: Instant::now(),
+                ..self.target
+            };
+            self.admitted.kept.get_or_insert_default().target = Some(target);
+        }
+        let kept = Some(self.admitted.keep(Remaining::Bytes(0)));
+        Ended { outcome, kept }
+    }
+}
+
+/// Ends a session whose answer did not end before its connection.
+async fn close(
     mut client: Stream,
-    request: Request,
-    mut upstream: Stream,
-    options: RelayOptions,
+    target: Stream,
+    is_in_chunks: bool,
+    ended: RelayEnd,
     record: &mut Record,
 ) -> Outcome {
-    let is_in_chunks = matches!(request.rest, RemainingBody::Chunks(_));
-    let guard = &mut record.guard;
-    let down = match request.rest {
-        RemainingBody::Nothing => Ok(request.down),
-        _ => {
-            let sent = match &mut upstream {
-                Stream::Tcp(upstream) => send_request(&mut client, request, upstream.split(), &options, guard).await,
-                Stream::Tls(upstream) => {
-                    let halves = tokio::io::split(&mut **upstream);
-                    Box::pin(send_request(&mut client, request, halves, &options, guard)).await
-                }
-                Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
-            };
-            sent.map_or(Ok(Vec::new()), Err)
-        }
-    };
-    let ended = match (down, &mut upstream) {
-        (Err(ended), _) => ended,
-        (Ok(down), Stream::Tcp(upstream)) => read_answer(&mut client, down, upstream, options, guard).await,
-        (Ok(down), Stream::Tls(upstream)) => {
-            Box::pin(read_answer(&mut client, down, &mut **upstream, options, guard)).await
-        }
-        (Ok(_), Stream::Unix(_)) => unreachable!("no client can name a Unix socket"),
-    };
-    record.observe(&client, &upstream);
     if let Err(error) = &ended {
         // The lost bytes are part of a body that the target did not read.
         let is_early_answer = error.summary.a_to_b.lost > 0;
         let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
         match client {
             Stream::Tcp(client) if is_in_chunks && is_cut => {
-                drop(upstream);
+                drop(target);
                 spliceway::reset(client).await;
             }
-            Stream::Tls(_) if is_cut => pass_reset(upstream, client).await,
+            Stream::Tls(_) if is_cut => pass_reset(target, client).await,
             _ => {}
         }
     } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
-        drop(upstream);
+        drop(target);
         // After any other end, only closing the connection shows the client that the answer is
         // over.
         linger(&mut client, record.guard.service().settings.timeouts.half_close).await;
@@ -77,94 +186,131 @@ pub(super) async fn exchange(
     ended.into()
 }
 
-/// Relays the request and the head of its answer. Returns `None` if a second relay can continue.
-async fn send_request<R, W>(
-    client: &mut Stream,
-    request: Request,
-    (reader, writer): (R, W),
-    options: &RelayOptions,
-    guard: &mut Guard,
-) -> Option<Result<RelaySummary, RelayError>>
-where
-    R: AsyncRead + Send + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let Request { up, rest, down } = request;
-    let sent = up.len() as u64;
-    let upload = Arc::new(Upload::default());
-    let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
-    let upstream = join(answer, writer);
-    // The head must pass through user space, even with `--splice on`.
-    let engine = guard.service().settings.engine;
-    let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
-    let options = options.clone().engine(engine).a_to_b_prefix(up);
-    let ended = match (rest, client) {
-        (RemainingBody::Chunks(chunks), client) => {
-            let (reader, writer) = tokio::io::split(client);
-            let body = RequestBody::new(reader, chunks, sent, Arc::clone(&upload));
-            relay_request(join(body, writer), upstream, options, &upload, guard).await
-        }
-        (rest, client) => {
-            let left = match rest {
-                RemainingBody::Bytes(left) => left,
-                RemainingBody::Nothing | RemainingBody::Chunks(_) => 0,
-            };
-            upload.set_total(sent + left);
-            let options = options.a_to_b_limit(left);
-            match client {
-                Stream::Tcp(client) => relay_request(client, upstream, options, &upload, guard).await,
-                Stream::Unix(client) => relay_request(client, upstream, options, &upload, guard).await,
-                Stream::Tls(client) => relay_request(client, upstream, options, &upload, guard).await,
-            }
-        }
-    };
-    (ended.is_err() || !upload.is_finished()).then_some(ended)
+/// A request whose body is being sent.
+struct Sending<'a> {
+    client: &'a mut Stream,
+    request: http::Exchange,
+    up: Vec<u8>,
+    rest: Remaining,
+    early: &'a [u8],
+    upload: &'a Arc<Upload>,
 }
 
-async fn relay_request<A, B>(
-    client: A,
-    upstream: B,
+impl Sending<'_> {
+    async fn relay<R, W>(self, (reader, writer): (R, W), options: &RelayOptions, guard: &mut Guard) -> RelayEnd
+    where
+        R: AsyncRead + Send + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let sent = self.up.len() as u64;
+        let (upload, service) = (self.upload, Arc::clone(guard.service()));
+        let (answer, may_keep) = (Answer::to(self.request), move || service.keeps_clients());
+        let answer = Answering::new(reader, answer, self.early, Arc::clone(upload), may_keep);
+        let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(answer);
+        let target = join(answer, writer);
+        let options = through_user_space(options.clone(), guard).a_to_b_prefix(self.up);
+        let is_last = self.request.reuse == Reuse::Close;
+        match (self.rest, self.client) {
+            // After the body, the next request may be in the buffer. Nothing is read behind it.
+            (Remaining::Chunks(chunks), client) if is_last || !chunks.are_over() => {
+                let (reader, writer) = tokio::io::split(client);
+                let body = RequestBody::new(reader, chunks, sent, Arc::clone(upload), is_last);
+                relay_parsed(join(body, writer), target, options, upload, guard).await
+            }
+            (rest, client) => {
+                let left = match rest {
+                    Remaining::Bytes(left) => left,
+                    Remaining::UntilClose | Remaining::Chunks(_) => 0,
+                };
+                upload.set_total(sent + left);
+                let options = options.a_to_b_limit(left);
+                relay_parsed_to(client, target, options, upload, guard).await
+            }
+        }
+    }
+}
+
+/// Returns options for a relay of which one part must pass through user space, even with
+/// `--splice on`.
+fn through_user_space(options: RelayOptions, guard: &Guard) -> RelayOptions {
+    match guard.service().settings.engine {
+        Engine::Splice => options.engine(Engine::Auto),
+        engine => options.engine(engine),
+    }
+}
+
+async fn relay_parsed_to<B>(
+    client: &mut Stream,
+    target: B,
     options: RelayOptions,
     upload: &Upload,
     guard: &mut Guard,
-) -> Result<RelaySummary, RelayError>
+) -> RelayEnd
+where
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    match client {
+        Stream::Tcp(client) => relay_parsed(client, target, options, upload, guard).await,
+        Stream::Unix(client) => relay_parsed(client, target, options, upload, guard).await,
+        Stream::Tls(client) => relay_parsed(client, target, options, upload, guard).await,
+    }
+}
+
+/// Relays, and lets a parser of what passes end the relay.
+async fn relay_parsed<A, B>(client: A, target: B, options: RelayOptions, upload: &Upload, guard: &mut Guard) -> RelayEnd
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut relay = new_relay(client, upstream, options, guard);
+    let mut relay = new_relay(client, target, options, guard);
     upload.set_relay(relay.stats(), relay.cancel_handle());
     let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
     counted(counter, relay).await
 }
 
-/// Relays the rest of the answer and reads no further bytes from the client.
-async fn read_answer<B: AsyncRead + AsyncWrite + Unpin>(
+/// Relays an answer, of which the head for the client and further bytes were read. Returns what is
+/// left of the answer.
+async fn read_answer<B: AsyncRead + AsyncWrite + Send + Unpin>(
     client: &mut Stream,
-    down: Vec<u8>,
-    upstream: &mut B,
+    target: &mut B,
+    (heads, early, mut followed): (Vec<u8>, &[u8], Followed),
     options: RelayOptions,
     guard: &mut Guard,
-) -> Result<RelaySummary, RelayError> {
-    let options = options.b_to_a_prefix(down).a_to_b_limit(0);
-    match client {
-        Stream::Tcp(client) => relay_answer(client, upstream, options, guard).await,
-        Stream::Unix(client) => relay_answer(client, upstream, options, guard).await,
-        Stream::Tls(client) => relay_answer(client, upstream, options, guard).await,
+) -> (Followed, RelayEnd) {
+    if let Remaining::Chunks(_) = followed.body {
+        let upload = Arc::new(Upload::default());
+        let (reader, writer) = tokio::io::split(target);
+        let answer = Answering::<_, fn() -> bool>::rest(reader, followed, early, Arc::clone(&upload));
+        let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(answer);
+        let options = through_user_space(options, guard).b_to_a_prefix(heads);
+        let ended = relay_parsed_to(client, join(answer, writer), options, &upload, guard).await;
+        let followed = upload.take_followed().filter(|_| ended.is_ok());
+        return (followed.unwrap_or(Followed::LAST), ended);
     }
+    let body = followed.take(early).unwrap_or(0);
+    let mut options = options.b_to_a_prefix([&heads[..], &early[..body]].concat());
+    if let Remaining::Bytes(left) = followed.body {
+        options = options.b_to_a_limit(left);
+    }
+    let ended = match client {
+        Stream::Tcp(client) => relay_answer(client, target, options, guard).await,
+        Stream::Unix(client) => relay_answer(client, target, options, guard).await,
+        Stream::Tls(client) => relay_answer(client, target, options, guard).await,
+    };
+    let is_whole = |end: &RelaySummary| end.end == EndReason::Ended && end.first_eof.is_none();
+    match &mut followed.body {
+        Remaining::Bytes(left) if ended.as_ref().is_ok_and(is_whole) => *left = 0,
+        body => *body = Remaining::UntilClose,
+    }
+    (followed, ended)
 }
 
-async fn relay_answer<A, B>(
-    client: A,
-    upstream: &mut B,
-    options: RelayOptions,
-    guard: &mut Guard,
-) -> Result<RelaySummary, RelayError>
+async fn relay_answer<A, B>(client: A, target: &mut B, options: RelayOptions, guard: &mut Guard) -> RelayEnd
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let relay = new_relay(client, upstream, options, guard);
+    let relay = new_relay(client, target, options, guard);
     let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
     counted(counter, relay).await
 }

@@ -12,7 +12,8 @@ use crate::session::linger::FORGOTTEN_MAX_BYTES;
 use spliceway_protocol::http::{Chunks, Malformed};
 
 /// A reader that returns the rest of the body. After the body, it returns no more bytes while the
-/// client is connected. It reads and discards up to 64 KiB of the bytes that follow.
+/// client is connected. The bytes that follow are for the next request. If this is the last
+/// request, up to 64 KiB of them are discarded.
 ///
 /// There are two reasons to read these bytes. A socket that is closed with unread bytes resets its
 /// peer, and the end of the answer is lost. Also, the proxy notices that a client has left only if
@@ -23,12 +24,13 @@ pub(super) struct RequestBody<R> {
     /// The size of the request so far, in bytes. `upload` gets this number when the body ends.
     bytes: u64,
     upload: Arc<Upload>,
+    is_last: bool,
     forgotten: usize,
 }
 
 impl<R> RequestBody<R> {
     /// Creates a reader. `sent` is the number of bytes that were read from the client before.
-    pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>) -> Self {
+    pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>, is_last: bool) -> Self {
         if chunks.are_over() {
             upload.set_total(sent);
         }
@@ -37,6 +39,7 @@ impl<R> RequestBody<R> {
             chunks,
             bytes: sent,
             upload,
+            is_last,
             forgotten: 0,
         }
     }
@@ -49,10 +52,11 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
             chunks,
             bytes: sent,
             upload,
+            is_last,
             forgotten,
         } = self.get_mut();
         loop {
-            if *forgotten > FORGOTTEN_MAX_BYTES {
+            if *forgotten > if *is_last { FORGOTTEN_MAX_BYTES } else { 0 } {
                 // Nothing needs to wake this reader, because it returns no more bytes.
                 return Poll::Pending;
             }
@@ -65,6 +69,9 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
                 |Malformed| io::Error::new(io::ErrorKind::InvalidData, "the body is not chunked as its head says");
             let taken = taken.map_err(wrong)?;
             *forgotten += bytes - taken;
+            if !*is_last {
+                upload.put_back(&buf.initialized()[before + taken..before + bytes]);
+            }
             *sent += taken as u64;
             if chunks.are_over() {
                 upload.set_total(*sent);
@@ -89,7 +96,7 @@ mod tests {
         let said = [body, "GET http://next/ HTTP/1.1\r\n\r\n"].concat();
         let said = tokio::spawn(async move { client.write_all(said.as_bytes()).await.unwrap() });
         let mut read = String::new();
-        RequestBody::new(ours, Chunks::default(), 0, Arc::default())
+        RequestBody::new(ours, Chunks::default(), 0, Arc::default(), true)
             .read_to_string(&mut read)
             .await
             .unwrap();
@@ -98,8 +105,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_bytes_after_a_body_are_kept_for_the_next_request() {
+        let next = "GET http://next/ HTTP/1.1\r\n\r\n";
+        let said = ["0\r\n\r\n", next].concat();
+        let upload = Arc::<Upload>::default();
+        let mut body = RequestBody::new(said.as_bytes(), Chunks::default(), 0, Arc::clone(&upload), false);
+        assert_eq!(body.read(&mut [0; 100]).await.unwrap(), 5);
+        assert_eq!(upload.take_put_back(), next.as_bytes());
+    }
+
+    #[tokio::test]
     async fn an_invalid_chunk_is_an_error() {
-        let mut body = RequestBody::new(&b"nonsense\r\n"[..], Chunks::default(), 0, Arc::default());
+        let mut body = RequestBody::new(&b"nonsense\r\n"[..], Chunks::default(), 0, Arc::default(), true);
         let read = body.read_to_end(&mut Vec::new()).await;
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

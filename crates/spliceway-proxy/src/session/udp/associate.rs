@@ -62,9 +62,10 @@ use std::net::SocketAddr;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::Outcome;
 use crate::session::byte_counter::{ByteCounter, ByteSource, counted};
+use crate::session::client::Client;
 use crate::session::destinations::ClientDestinations;
 use crate::session::guard::Guard;
-use crate::session::handshake::{Client, ClientRequest};
+use crate::session::handshake::ClientRequest;
 use crate::session::service::Service;
 use association::{AssociateSettings, Association};
 

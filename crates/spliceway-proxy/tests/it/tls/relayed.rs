@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::client::{Client, Config, Pair, TLS12, TLS13};
 use super::service;
+use crate::clients::read_head;
 use crate::harness::{PATIENCE, Program, accept, assert_same, echo, listen, pattern, read_all, read_exactly};
 
 /// Closes a connection with a reset.
@@ -73,6 +74,42 @@ fn an_answer_that_is_cut_has_no_announced_end() {
         client.rest().expect_err(head);
         assert!(program.line("bytes_up=").contains("reset_by_upstream"), "{head}");
     }
+}
+
+#[test]
+fn a_connection_carries_many_requests_of_http() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    let mut program = service("http", target, &pair, &[]);
+    let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
+    let mut server = None;
+    for (framing, body) in [
+        ("Content-Length: 0", ""),
+        ("Content-Length: 5", "hello"),
+        ("Transfer-Encoding: chunked", "5\r\nhello\r\n0\r\n\r\n"),
+    ] {
+        let head = format!("POST http://{target}/ HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n");
+        client.send([&head, body].concat().as_bytes());
+        let server = server.get_or_insert_with(|| accept(&listener));
+        assert!(read_head(server).starts_with("POST / HTTP/1.1\r\n"));
+        assert_eq!(read_exactly(server, body.len()), body.as_bytes());
+        write!(server, "HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{body}").unwrap();
+        let head = client.receive_head();
+        assert!(head.ends_with("\r\nConnection: keep-alive\r\n\r\n"), "{head}");
+        assert_eq!(client.receive(body.len()), body.as_bytes());
+        let record = program.line("end=answered");
+        assert!(record.contains(" tls=\"1.3\" "), "{record}");
+    }
+    // A tunnel may follow.
+    client.send(format!("CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+    let mut server = accept(&listener);
+    assert!(client.receive_head().starts_with("HTTP/1.1 200 "));
+    client.send(b"hello");
+    assert_eq!(read_exactly(&mut server, 5), b"hello");
+    drop(server);
+    assert_eq!(client.rest().unwrap(), b"");
+    drop(client);
+    assert!(program.line("end=").contains(" tls=\"1.3\" "));
 }
 
 #[test]

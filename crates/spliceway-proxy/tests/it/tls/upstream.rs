@@ -88,7 +88,7 @@ fn a_request_of_http_passes_a_proxy_behind_tls() {
     for arguments in [&[][..], &pair.arguments()] {
         let all = [&["-x", &url, "--target-tls-ca", ca.path()], arguments].concat();
         let program = Program::proxy("http", &all);
-        let head = "POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\n";
+        let head = "POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n";
         for (framing, body) in [
             ("Content-Length: 9\r\n\r\n", "some body"),
             ("Transfer-Encoding: chunked\r\n\r\n", "9\r\nsome body\r\n0\r\n\r\n"),
