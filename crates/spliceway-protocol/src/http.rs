@@ -30,6 +30,7 @@ pub use exchange::{Exchange, Remaining, Reuse};
 pub use forward::for_proxy;
 pub use response::{ESTABLISHED, Status, come_again, failed, kept, no_chunks, response, wrong_password};
 
+use std::cell::Cell;
 use std::sync::LazyLock;
 
 use super::message::Message;
@@ -46,11 +47,21 @@ pub(super) const FIELDS_MAX: usize = 100;
 /// Parses the head of a client's request.
 #[derive(Debug)]
 pub struct Head {
+    recipient: Recipient,
     demand: Demand,
     message: Message,
     /// The value of `Via` with this proxy's entry. Empty until the head is complete.
     via: String,
     exchange: Exchange,
+}
+
+/// Where the client believes that its request goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recipient {
+    /// To a proxy: the URI names the target.
+    Proxy,
+    /// To a server: the `Host` field names it. `is_http` is known at the end of the first line.
+    Server { is_http: bool },
 }
 
 /// A request whose head is complete.
@@ -116,11 +127,13 @@ pub enum Refusal {
     Framing,
     /// The head is larger than [`HEAD_MAX_BYTES`] or has more than 100 fields.
     HeadTooLarge,
-    /// The URI does not name a host. The request is meant for a server, not for a proxy.
+    /// The request names no host: its URI, or the `Host` field of a request that is meant for a
+    /// server.
     NoHost,
     /// The scheme of the URI is not `http`.
     Scheme,
-    /// The host or the port is not valid, or the URI has user information or a fragment.
+    /// The host or the port is not valid, the URI has user information or a fragment, or `Host`
+    /// names another server than the URI.
     Target,
     /// The request has already passed through this proxy.
     Loop,
@@ -130,11 +143,30 @@ impl Head {
     /// Creates a parser for a service with this demand.
     pub fn new(demand: Demand) -> Self {
         Self {
+            recipient: Recipient::Proxy,
             demand,
             message: Message::default(),
             via: String::new(),
             exchange: Exchange::LAST,
         }
+    }
+
+    /// Creates a parser for a client that does not know that there is a proxy, and that has sent
+    /// these bytes, which have no line end. The target of its request is the one in `Host`.
+    ///
+    /// A client of another protocol may never send an empty line, so the parser refuses it at the
+    /// end of its first line.
+    pub(super) fn to_server(held: Vec<u8>) -> Self {
+        Self {
+            recipient: Recipient::Server { is_http: false },
+            message: Message::begun(held),
+            ..Self::new(Demand::Nothing)
+        }
+    }
+
+    /// Returns the bytes that the parser has consumed.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.message.into_held()
     }
 
     /// Returns what the request means for the connections that it uses. If the head is not
@@ -156,7 +188,17 @@ impl Head {
     /// # Errors
     /// Returns the reason why the client is refused.
     pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Refusal> {
-        let Some(head) = self.message.feed(input, request_length)? else {
+        let recipient = Cell::new(self.recipient);
+        let head = self.message.feed(input, |held| {
+            if recipient.get() == (Recipient::Server { is_http: false }) && held.ends_with(b"\n") {
+                let is_http = is_request_line(held);
+                recipient.set(Recipient::Server { is_http });
+                return is_http.then_some(held.len() + 1).ok_or(Refusal::Malformed);
+            }
+            request_length(held)
+        });
+        self.recipient = recipient.get();
+        let Some(head) = head? else {
             return Ok(None);
         };
         let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
@@ -168,7 +210,7 @@ impl Head {
             _ => return Err(Refusal::Malformed),
         }
         self.via = forward::via(parsed.version.unwrap_or(1), parsed.headers)?;
-        let (request, exchange) = request(&parsed, head)?;
+        let (request, exchange) = request(&parsed, head, self.recipient)?;
         self.exchange = exchange;
         Ok(Some(match self.demand {
             Demand::Nothing => RequestHead::Agreed(request),
@@ -181,17 +223,31 @@ impl Head {
 }
 
 /// Returns the request with these parts, which were parsed from `head`.
-fn request(parsed: &httparse::Request<'_, '_>, head: &[u8]) -> Result<(HttpRequest, Exchange), Refusal> {
+fn request(
+    parsed: &httparse::Request<'_, '_>,
+    head: &[u8],
+    recipient: Recipient,
+) -> Result<(HttpRequest, Exchange), Refusal> {
     let (Some(method), Some(uri), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(Refusal::Malformed);
     };
     let body = framing::body(minor, parsed.headers)?;
-    let exchange = |body| Exchange::of(method, minor, parsed.headers, body, head);
+    let exchange = |body| match recipient {
+        Recipient::Proxy => Exchange::of(method, minor, parsed.headers, body, head),
+        // The next request may be for another server.
+        Recipient::Server { .. } => Exchange {
+            reuse: Reuse::Close,
+            ..Exchange::of(method, minor, parsed.headers, body, head)
+        },
+    };
     if method == "CONNECT" {
         let target = target::of_connect(uri).ok_or(Refusal::Target)?;
         return Ok((HttpRequest::Connect(target), exchange(body)));
     }
-    let absolute = target::Absolute::parse(uri)?;
+    let absolute = match recipient {
+        Recipient::Proxy => target::Absolute::parse(uri)?,
+        Recipient::Server { .. } => target::Absolute::of_server(uri, parsed.headers)?,
+    };
     let forwards = forward::max_forwards(method, parsed.headers)?;
     if forwards == Some(0) {
         let answered = forward::answer_in_place(method, uri, minor, parsed.headers);
@@ -219,6 +275,11 @@ impl Unproven {
     pub fn accept(self, _: Proof) -> HttpRequest {
         self.request
     }
+}
+
+fn is_request_line(line: &[u8]) -> bool {
+    let line = line.trim_ascii_end();
+    line.ends_with(b" HTTP/1.1") || line.ends_with(b" HTTP/1.0")
 }
 
 /// Returns the minimum length of a request head that starts with `held`. The length is exact once

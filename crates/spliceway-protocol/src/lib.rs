@@ -5,6 +5,7 @@
 //!   stream ─▶ one message ─┬─ proxy ────────────────▶ the client's address, from a load balancer
 //!                          ├─ socks5, socks4, http ─▶ a request, or a refusal with its answer
 //!                          ├─ tls ──────────────────▶ the name of a server, or a refusal
+//!                          ├─ sniff ────────────────▶ the protocol, and the name of a server
 //!                          └─ client ───────────────▶ the next bytes for an upstream proxy
 //! ```
 //!
@@ -13,9 +14,9 @@
 //! stay in the input. Until the message is complete, `feed` returns `None` or
 //! [`client::Step::Wait`].
 //!
-//! Three parsers work differently: [`http::Chunks`] counts the bytes of a body,
-//! [`socks5::datagram`] parses one datagram at a time, and [`pem`] finds the sections of a whole
-//! file.
+//! Four parsers work differently: [`sniff::Sniffer`] refuses nothing, [`http::Chunks`] counts the
+//! bytes of a body, [`socks5::datagram`] parses one datagram at a time, and [`pem`] finds the
+//! sections of a whole file.
 //!
 //! Types enforce the order of calls. If a service demands a password ([`Demand::Password`]), the
 //! parsers release a request only in exchange for a [`Proof`]. SOCKS4 has no passwords, so its
@@ -62,6 +63,7 @@
 //! | HTTP body in chunks | none |
 //! | PROXY header | 107 bytes, and 4 KiB of TLVs |
 //! | TLS ClientHello | 20 KiB, twice |
+//! | first bytes of an unknown protocol | 16 bytes, or those of HTTP and TLS |
 //!
 //! A buffer can allocate up to twice this limit, because a vector doubles its capacity when it
 //! grows. Parsers return copies of these bytes, so the results are bounded, too.
@@ -85,6 +87,7 @@ mod message;
 pub mod pem;
 pub mod proxy;
 pub mod rule;
+pub mod sniff;
 pub mod socks4;
 pub mod socks5;
 pub mod tls;
@@ -229,18 +232,6 @@ impl Spoken {
             Self::Socks5 => "socks5",
             Self::Socks4 => "socks4",
             Self::Http => "http",
-        }
-    }
-
-    /// Returns the protocol that can start with `byte`, or `None` if no protocol does.
-    ///
-    /// SOCKS starts with its version number, and HTTP with the first letter of a method.
-    pub fn by_first_byte(byte: u8) -> Option<Self> {
-        match byte {
-            socks5::VERSION => Some(Self::Socks5),
-            socks4::VERSION => Some(Self::Socks4),
-            b'A'..=b'Z' | b'a'..=b'z' => Some(Self::Http),
-            _ => None,
         }
     }
 }

@@ -40,6 +40,15 @@ impl Message {
         &self.held
     }
 
+    /// Returns a message that begins with these bytes, and is not complete with them.
+    pub(super) fn begun(held: Vec<u8>) -> Self {
+        Self { held }
+    }
+
+    pub(super) fn into_held(self) -> Vec<u8> {
+        self.held
+    }
+
     /// Removes the bytes held, so that the next message can start.
     pub(super) fn clear(&mut self) {
         self.held.clear();

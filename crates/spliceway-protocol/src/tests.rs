@@ -83,25 +83,6 @@ fn names_in_a_log_are_short_and_printable() {
 }
 
 #[test]
-fn the_first_byte_identifies_the_protocol() {
-    assert_eq!(Spoken::by_first_byte(5), Some(Spoken::Socks5));
-    assert_eq!(Spoken::by_first_byte(4), Some(Spoken::Socks4));
-    for method in [
-        "CONNECT", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "m-search",
-    ] {
-        assert_eq!(
-            Spoken::by_first_byte(method.as_bytes()[0]),
-            Some(Spoken::Http),
-            "{method}"
-        );
-    }
-    // TLS, empty lines (or a version 2 PROXY header), digits, and bytes outside ASCII.
-    for byte in [0x16, 0, 0x0d, 0x0a, b'1', b' ', 6, 0x80, 0xFF] {
-        assert_eq!(Spoken::by_first_byte(byte), None, "{byte}");
-    }
-}
-
-#[test]
 fn every_refusal_has_its_own_reason_and_a_matching_answer() {
     let refused: [Vec<Refused>; 3] = [
         socks5::Refusal::ALL.map(Refused::from).into(),

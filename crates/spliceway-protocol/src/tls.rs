@@ -112,6 +112,14 @@ impl Hello {
         Self::default()
     }
 
+    /// Creates a parser for a client that has sent these bytes, which [`begins`] accepts.
+    pub(super) fn begun(held: Vec<u8>) -> Self {
+        Self {
+            held,
+            ..Self::default()
+        }
+    }
+
     /// Consumes the bytes of the message from `input`. Returns what the client states, or `None`
     /// until the message is complete. After a result, the parser must not be used again.
     ///
@@ -314,10 +322,9 @@ impl std::fmt::Debug for Hello {
 /// head is held. `before` is the number of bytes in earlier records.
 fn record_length(held: &[u8], before: usize) -> Result<usize, Refusal> {
     match held {
-        [] | [HANDSHAKE] | [HANDSHAKE, SSL3..=u8::MAX, ..] => {}
-        [SSL2..=u8::MAX, rest @ ..] if before == 0 && is_ssl2(rest) => return Ok(HEAD_BYTES),
-        [HANDSHAKE, ..] if before > 0 => {}
-        _ if before == 0 => return Err(Refusal::Missing),
+        _ if before == 0 && begins(held) == Some(false) => return Err(Refusal::Missing),
+        [SSL2..=u8::MAX, ..] if before == 0 => return Ok(HEAD_BYTES),
+        [] | [HANDSHAKE, ..] => {}
         _ => return Err(Refusal::Malformed),
     }
     let &[_, _, _, high, low, ..] = held else {
@@ -327,6 +334,17 @@ fn record_length(held: &[u8], before: usize) -> Result<usize, Refusal> {
         0 | RECORD_TOO_LONG.. => Err(Refusal::Malformed),
         length if before + HEAD_BYTES + length > HELLO_MAX_BYTES => Err(Refusal::TooLong),
         length => Ok(HEAD_BYTES + length),
+    }
+}
+
+/// Returns whether the stream of a client of TLS or SSL begins with `held`, or `None` if that is
+/// not known yet.
+pub(super) fn begins(held: &[u8]) -> Option<bool> {
+    match held {
+        [] | [HANDSHAKE] => None,
+        [HANDSHAKE, SSL3..=u8::MAX, ..] => Some(true),
+        [SSL2..=u8::MAX, rest @ ..] if is_ssl2(rest) => (held.len() >= HEAD_BYTES).then_some(true),
+        _ => Some(false),
     }
 }
 

@@ -129,6 +129,7 @@ Examples:
   transparent -l :9040 --allow 192.168.0.0/16  behind a rule with REDIRECT
   transparent -l :9040 --allow 192.168.0.0/16 --tproxy
   transparent -l 127.0.0.1:9040 -l [::1]:9040  for this machine
+  transparent -l :9040 --open --names --to-allow '*.example.com:443'
   transparent -l :9040 --open -x socks5://10.0.0.1:1080
 
 docs/transparent.md has the rules for nft and ip.";

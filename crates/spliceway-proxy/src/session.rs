@@ -12,6 +12,7 @@ mod handover;
 mod handshake;
 mod kept;
 mod linger;
+mod names;
 mod next_request;
 mod process;
 mod record;

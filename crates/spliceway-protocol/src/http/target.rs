@@ -2,8 +2,11 @@
 
 use std::net::Ipv6Addr;
 
+use httparse::Header;
+
 use super::Refusal;
-use crate::address::Target;
+use crate::address::{Target, canonical};
+use crate::rule::canonical_name;
 
 const HTTP_PORT: u16 = 80;
 
@@ -37,6 +40,35 @@ impl<'head> Absolute<'head> {
             target: authority(host, Some(HTTP_PORT)).ok_or(Refusal::Target)?,
             path,
         })
+    }
+
+    /// Parses the URI of a request to a server: a path, `*`, or a URI with the host in `Host`.
+    pub(super) fn of_server(uri: &'head str, fields: &[Header<'head>]) -> Result<Self, Refusal> {
+        // There is at most one such field.
+        let host = fields.iter().find(|field| field.name.eq_ignore_ascii_case("host"));
+        let host = host.filter(|host| !host.value.is_empty()).ok_or(Refusal::NoHost)?;
+        let host = std::str::from_utf8(host.value).map_err(|_| Refusal::Target)?;
+        let target = authority(host, Some(HTTP_PORT)).ok_or(Refusal::Target)?;
+        if uri.starts_with('/') || uri == "*" {
+            return Ok(Self {
+                authority: host,
+                target,
+                path: uri,
+            });
+        }
+        let absolute = Self::parse(uri)?;
+        let is_same = is_same(&absolute.target, &target);
+        is_same.then_some(absolute).ok_or(Refusal::Target)
+    }
+}
+
+fn is_same(one: &Target, other: &Target) -> bool {
+    match (one, other) {
+        (Target::Name(one, port), Target::Name(other, other_port)) => {
+            port == other_port && canonical_name(one) == canonical_name(other)
+        }
+        (Target::Ip(one), Target::Ip(other)) => canonical(*one) == canonical(*other),
+        _ => false,
     }
 }
 

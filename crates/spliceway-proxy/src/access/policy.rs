@@ -130,6 +130,33 @@ impl TargetPolicy {
         self.rules.have_names()
     }
 
+    /// Returns whether the rules refuse names.
+    pub(crate) fn refuses_names(&self) -> bool {
+        self.rules.deny.as_ref().is_some_and(|deny| deny.has_names())
+    }
+
+    /// Returns whether a rule allows the name that a redirected client states. Its addresses are
+    /// checked later.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the name.
+    pub(crate) fn allows_name(&self, name: &str, port: u16) -> Result<bool, Denied> {
+        self.rules.allow_name(name, port)
+    }
+
+    /// Returns whether a rule of an allow list has this address.
+    pub(crate) fn lists(&self, address: SocketAddr) -> bool {
+        self.rules.allow.is_some() && self.rules.check(None, address).is_ok()
+    }
+
+    /// Returns the same policy without the rules of the operator.
+    pub(crate) fn without_rules(&self) -> Self {
+        Self {
+            rules: TargetRules::default(),
+            ..self.clone()
+        }
+    }
+
     /// Checks whether the program may connect to `address`, to which `name` has led. Call this
     /// method with the dialled address at every attempt, because an earlier lookup of a name proves
     /// nothing about the next one.

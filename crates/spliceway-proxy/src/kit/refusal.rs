@@ -55,6 +55,8 @@ refusals! {
         Quota = "quota",
         /// The client has connected to the listener itself.
         NotRedirected = "not_redirected",
+        /// A redirected client states no name, and no rule allows its address.
+        NameMissing = "name_missing",
         HandshakeTimeout = "handshake_timeout",
         /// The client speaks no TLS, or none that the service accepts.
         TlsHandshake = "tls_handshake",

@@ -53,7 +53,15 @@ pub(crate) struct Routes {
     default: Option<Destination>,
     /// The target of clients that do not speak TLS, or send nothing.
     not_tls: Option<Destination>,
+    /// The protocol in which clients may ask for TLS.
+    starttls: Option<StartTls>,
     count: usize,
+}
+
+/// A protocol whose clients ask for TLS before they speak it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartTls {
+    Postgres,
 }
 
 impl Routes {
@@ -73,6 +81,7 @@ impl Routes {
             choices,
             default: None,
             not_tls: None,
+            starttls: None,
             count,
         };
         (routes, twice)
@@ -82,6 +91,15 @@ impl Routes {
     pub(crate) fn with_others(mut self, default: Option<Destination>, not_tls: Option<Destination>) -> Self {
         (self.default, self.not_tls) = (default, not_tls);
         self
+    }
+
+    /// Sets the protocol in which clients may ask for TLS.
+    pub(crate) fn with_starttls(self, starttls: Option<StartTls>) -> Self {
+        Self { starttls, ..self }
+    }
+
+    pub(crate) fn starttls(&self) -> Option<StartTls> {
+        self.starttls
     }
 
     /// Returns where a client goes: to the target of the most specific name with a route for one of

@@ -14,7 +14,7 @@ use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
 use crate::net::listener::{self, Accepted};
 use crate::net::stream::Stream;
-use crate::settings::{AcceptProxy, Kind};
+use crate::settings::{AcceptProxy, Kind, Naming};
 use spliceway_protocol::proxy;
 
 /// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
@@ -79,7 +79,7 @@ impl Admitted {
 
 /// Returns whether nothing but the relay reads what the clients of this service send.
 fn is_read_by_relay_only(service: &Service) -> bool {
-    matches!(service.kind, Kind::Forward(_) | Kind::Transparent(_))
+    matches!(service.kind, Kind::Forward(_) | Kind::Transparent(_, Naming::Off))
         && service.accept_proxy.is_none()
         && service.tls.is_none()
 }

@@ -4,6 +4,7 @@ mod backends;
 mod departure;
 mod exchange;
 mod socks;
+mod starttls;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -71,6 +72,8 @@ impl Connecting {
     pub(super) async fn dial(&mut self, guard: &mut Guard) -> Result<Dialed, Outcome> {
         let started = Instant::now();
         let dialer = self.service.dialer_of(self.request.user.as_deref());
+        let without_rules = self.request.would_deny.map(|_| dialer.without_rules());
+        let dialer = without_rules.as_ref().unwrap_or(dialer);
         let protocol = protocol_of_client(guard);
         let (name, protocol) = (self.request.tls.as_ref(), protocol.as_deref());
         let introduction = name.map_or_else(Vec::new, |_| self.introduction());
@@ -116,10 +119,11 @@ impl Connecting {
                 protocol,
                 is_check: false,
             }),
-            // A proxy passes no upgrade on, so a client that asks for one gets a tunnel.
+            // A proxy passes no upgrade on, so a client that asks for one gets a tunnel. So does a
+            // redirected client, because the port in its `Host` may not be the one that is allowed.
             passage: match self.request.body {
-                Some(Body::Bytes(_) | Body::Chunked) => Passage::Request,
-                Some(Body::Upgrade) | None => Passage::Tunnel,
+                Some(Body::Bytes(_) | Body::Chunked) if !self.is_transparent() => Passage::Request,
+                _ => Passage::Tunnel,
             },
             client: self.client_ip(),
             via: &self.request.via,
@@ -145,7 +149,7 @@ impl Connecting {
     }
 
     fn is_transparent(&self) -> bool {
-        matches!(self.service.kind, Kind::Transparent(_))
+        matches!(self.service.kind, Kind::Transparent(..))
     }
 
     /// Counts a dial for this client. A forwarder's clients and clients without an address are not

@@ -23,6 +23,7 @@ use super::tls_facts::TlsFacts;
 use crate::access::accounts::Entered;
 use crate::access::datagram_counts::DatagramStats;
 use crate::kit::outcome::SessionEnd;
+use crate::kit::refusal::Refusal;
 use crate::reach::dial::TargetTls;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as
@@ -56,6 +57,8 @@ pub(crate) struct Facts {
     /// What the target and this program have agreed on, if the target speaks TLS.
     pub(super) target_tls: Option<Box<TargetTls>>,
     pub(crate) target: Option<Target>,
+    /// Why the rules would refuse the target, if the service only learns.
+    pub(crate) would_deny: Option<Refusal>,
     /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
     /// address.
     pub(crate) dialled: Option<SocketAddr>,

@@ -14,15 +14,20 @@ use crate::access::auth::{Busy, Penalties, Standing, Users};
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::reach::dial::Destination;
-use crate::reach::sni::Routes;
+use crate::reach::sni::{Routes, StartTls};
 use crate::settings::Kind;
 use crate::tls::client::PeerName;
+use spliceway_protocol::sniff::{Protocol, Recognized, Sniffed, Sniffer, recognize};
+use spliceway_protocol::tls::{self, ClientHello};
 use spliceway_protocol::{
-    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
+    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5,
 };
 
 /// The time after which a client should try again if too many other clients were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
+
+/// The protocols of a mixed proxy. The first byte identifies them.
+const MIXED: [Protocol; 3] = [Protocol::Socks5, Protocol::Socks4, Protocol::Http];
 
 /// A request that the client is allowed to make.
 pub(super) struct ClientRequest {
@@ -47,6 +52,10 @@ pub(super) struct ClientRequest {
     pub(super) tls: Option<PeerName>,
     /// The start of TLS that the program ends. `None` means that there is nothing to end.
     pub(super) tls_start: Option<TlsStart>,
+    /// Whether the client has asked for TLS in its own protocol. The target is asked, too.
+    pub(super) asks_for_tls: bool,
+    /// Why the rules would refuse the target, if the service only learns. They do not apply then.
+    pub(super) would_deny: Option<Refusal>,
 }
 
 /// What is known of a client's handshake of TLS before the program takes part in it.
@@ -128,7 +137,7 @@ pub(super) async fn receive_request(
 ) -> Result<ClientRequest, NoRequest> {
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
-        Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
+        Kind::Transparent(..) => unreachable!("the firewall knows the target of these clients"),
         // Boxed, because only this kind needs the memory of a TLS parser.
         Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, claims)).await,
         Kind::Socks5 => Spoken::Socks5,
@@ -146,8 +155,13 @@ pub(super) async fn receive_request(
 }
 
 async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
-    let first = client.fill_buf().await?.first().ok_or(NoRequest::Gone)?;
-    Spoken::by_first_byte(*first).ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
+    let first = client.fill_buf().await?;
+    match recognize(first, &MIXED) {
+        Recognized::Known(protocol) => protocol.spoken(),
+        Recognized::Undecided => return Err(NoRequest::Gone),
+        Recognized::Other => None,
+    }
+    .ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
 }
 
 async fn receive_socks5(
@@ -182,6 +196,8 @@ async fn receive_socks5(
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
+        would_deny: None,
     })
 }
 
@@ -200,6 +216,8 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
         via: http::first_via().into(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
+        would_deny: None,
     })
 }
 
@@ -247,6 +265,8 @@ async fn receive_http(
         via: parser.into_via().into(),
         tls: None,
         tls_start: None,
+        asks_for_tls: false,
+        would_deny: None,
     })
 }
 
@@ -260,14 +280,11 @@ async fn receive_hello(
     claims.is_silent = true;
     client.fill_buf().await?;
     claims.is_silent = false;
-    let mut parser = tls::Hello::new();
-    let feed = |input: &mut &[u8]| match parser.feed(input) {
-        Err(tls::Refusal::Missing) => Ok(Some(None)),
-        fed => fed.map(|hello| hello.map(Some)),
-    };
-    let (chosen, head) = match read(client, feed).await? {
-        None => (routes.choose_without_tls(), parser.into_bytes()),
-        Some(hello) => {
+    let (first, asks_for_tls) = first_of_tls(client, routes.starttls()).await?;
+    let (chosen, head) = match first {
+        Err(_) if asks_for_tls => (Err(tls::Refusal::Missing), Vec::new()),
+        Err(bytes) => (routes.choose_without_tls(), bytes),
+        Ok(hello) => {
             claims.server_name.clone_from(&hello.name);
             (routes.choose(&hello), hello.bytes)
         }
@@ -275,7 +292,11 @@ async fn receive_hello(
     let chosen = chosen.map_err(NoRequest::by_parser)?;
     let request = ClientRequest::to_fixed_target(chosen.target.clone());
     if !chosen.ends_tls {
-        return Ok(ClientRequest { head, ..request });
+        return Ok(ClientRequest {
+            head,
+            asks_for_tls,
+            ..request
+        });
     }
     let tls_start = Some(TlsStart {
         began,
@@ -283,6 +304,50 @@ async fn receive_hello(
         protocol: chosen.protocol.map(Into::into),
     });
     Ok(ClientRequest { tls_start, ..request })
+}
+
+/// Returns the hello of a client, or the bytes of a client that does not speak TLS, and whether it
+/// has asked for TLS before. A client of PostgreSQL asks for GSSAPI at most once.
+async fn first_of_tls(
+    client: &mut Client,
+    starttls: Option<StartTls>,
+) -> Result<(Result<ClientHello, Vec<u8>>, bool), NoRequest> {
+    let mut protocols: &[Protocol] = match starttls {
+        Some(StartTls::Postgres) => &[Protocol::Tls, Protocol::PostgresTls, Protocol::PostgresGssapi],
+        None => &[Protocol::Tls],
+    };
+    let mut asks_for_tls = false;
+    loop {
+        let mut sniffer = Sniffer::new(protocols);
+        let feed = |input: &mut &[u8]| match sniffer.feed(input) {
+            Some(Sniffed::Tls(Err(refusal))) => Err(refusal),
+            sniffed => Ok(sniffed),
+        };
+        let answer = match read(client, feed).await? {
+            Sniffed::Tls(Ok(hello)) => return Ok((Ok(hello), asks_for_tls)),
+            Sniffed::Other(Some(Protocol::PostgresGssapi)) => {
+                protocols = &[Protocol::Tls, Protocol::PostgresTls];
+                b"N"
+            }
+            Sniffed::Other(Some(Protocol::PostgresTls)) => {
+                asks_for_tls = true;
+                protocols = &[Protocol::Tls];
+                b"S"
+            }
+            _ => return Ok((Err(sniffer.into_bytes()), asks_for_tls)),
+        };
+        if !client.buffer().is_empty() {
+            // They would count as part of what TLS protects.
+            let reason = tls::Refusal::Malformed.into();
+            return Err(NoRequest::Refused {
+                reason,
+                answer: Vec::new(),
+                exchange: None,
+                cause: Some("the client has sent more before the answer to its request for encryption"),
+            });
+        }
+        client.write_all(answer).await?;
+    }
 }
 
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
@@ -388,6 +453,8 @@ impl ClientRequest {
         Self {
             tls,
             tls_start: None,
+            asks_for_tls: false,
+            would_deny: None,
             request: Request {
                 command: Command::Connect,
                 target,

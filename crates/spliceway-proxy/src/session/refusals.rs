@@ -31,7 +31,7 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
             service.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
         }
         Refusal::HandshakeTimeout => {
-            accepts_proxy || service.tls.is_some() || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_))
+            accepts_proxy || service.tls.is_some() || !matches!(kind, Kind::Forward(_) | Kind::Transparent(..))
         }
         Refusal::NoBackend | Refusal::QueueFull | Refusal::QueueTimeout => service.balance.is_some(),
         Refusal::DialsOfClient => !kind.has_fixed_targets(),
@@ -40,9 +40,11 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         Refusal::WrongPassword | Refusal::AuthPenalty | Refusal::AuthBusy | Refusal::NoPassword => {
             service.users.is_some()
         }
-        Refusal::NotRedirected => matches!(kind, Kind::Transparent(_)),
+        Refusal::NotRedirected => matches!(kind, Kind::Transparent(..)),
+        Refusal::NameMissing => kind.reads_names(),
         Refusal::Sessions | Refusal::Command | Refusal::Socks5(_) => kind.protocols().contains(&Spoken::Socks5),
-        Refusal::NotChunked | Refusal::LastRecipient | Refusal::Http(_) => kind.protocols().contains(&Spoken::Http),
+        Refusal::NotChunked => kind.protocols().contains(&Spoken::Http) || kind.reads_names(),
+        Refusal::LastRecipient | Refusal::Http(_) => kind.protocols().contains(&Spoken::Http),
         Refusal::Socks4(_) => kind.protocols().contains(&Spoken::Socks4),
         Refusal::UnknownProtocol => kind.protocols().len() > 1,
         Refusal::Tls(_) => matches!(kind, Kind::Sni(_)),

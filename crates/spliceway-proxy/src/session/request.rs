@@ -12,12 +12,13 @@ use super::guard::Guard;
 use super::handshake::{self, Authenticator, ClientClaims, ClientRequest, NoRequest};
 use super::kept::Kept;
 use super::linger::lingering_close;
+use super::names::request_by_name;
 use super::next_request::{Ended, send_and_stay};
 use super::service::Service;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::transparent::{Interception, OwnDial};
-use crate::settings::Kind;
+use crate::settings::{Kind, Naming};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::http::{self, Remaining, Reuse};
 use spliceway_protocol::{Failure, Spoken};
@@ -29,11 +30,8 @@ impl Admitted {
         let service = Arc::clone(guard.service());
         let mut request = match &service.kind {
             Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
-            Kind::Transparent(how) => match original_target(*how, &self.client, &self.addresses, &service) {
-                Ok(target) => {
-                    self.addresses.reached = Some(target);
-                    ClientRequest::to_fixed_target(Target::Ip(target))
-                }
+            Kind::Transparent(how, naming) => match original_target(*how, &self.client, &self.addresses, &service) {
+                Ok(target) => self.redirected_to(target, *naming, guard).await?,
                 Err(reason) => return Err(reset(self.client.into_inner(), reason).into()),
             },
             kind => {
@@ -97,6 +95,21 @@ impl Admitted {
             return Err(connecting.into_ended(outcome));
         }
         Ok(connecting)
+    }
+
+    /// Returns the request of a client that has dialled this target.
+    async fn redirected_to(
+        &mut self,
+        target: SocketAddr,
+        naming: Naming,
+        guard: &Guard,
+    ) -> Result<ClientRequest, Outcome> {
+        self.addresses.reached = Some(target);
+        match naming {
+            Naming::Off => Ok(ClientRequest::to_fixed_target(Target::Ip(target))),
+            // Boxed, so that other sessions do not hold the memory of the parsers.
+            naming => Box::pin(request_by_name(&mut self.client, target, naming, guard)).await,
+        }
     }
 
     /// Receives the request. With an error, returns the part of the body that must be read if the

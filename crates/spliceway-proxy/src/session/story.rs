@@ -173,11 +173,14 @@ async fn reach(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed,
 async fn dial(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, Outcome> {
     let service = Arc::clone(guard.service());
     let _counted = connecting.count_dial(&service).await?;
-    let dialed = match (connecting.command(), &service.balancer) {
+    let mut dialed = match (connecting.command(), &service.balancer) {
         (Command::Bind, _) => Box::pin(connecting.bind(guard)).await?,
         (_, Some(balancer)) => Box::pin(connecting.dial_backend(balancer, guard)).await?,
         (_, None) => connecting.dial(guard).await?,
     };
+    if connecting.request.asks_for_tls {
+        Box::pin(connecting.ask_for_tls(&mut dialed, guard)).await?;
+    }
     connecting.answer(&dialed).await?;
     Ok(dialed)
 }

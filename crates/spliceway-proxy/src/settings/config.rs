@@ -34,7 +34,8 @@ pub(crate) use tree::Environment;
 pub(crate) use value::{List, Value, Word};
 pub(super) use value::{all, or, parsed};
 pub(crate) use values::{
-    ClientVerifyArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, TlsMinArg, UnknownNameArg, admin_path,
+    ClientVerifyArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, StartTlsArg, TlsMinArg, UnknownNameArg,
+    admin_path,
 };
 pub(crate) use words::*;
 

@@ -102,8 +102,8 @@ pub(crate) fn check_open(service: &ServiceSettings, clients: Clients) -> Result<
         return Ok(());
     }
     let (why, who) = match service.kind {
-        Kind::Transparent(Interception::Tproxy) => ("serves connections of other machines", "(--allow)"),
-        Kind::Transparent(Interception::Redirect) => (why, "(--allow)"),
+        Kind::Transparent(Interception::Tproxy, _) => ("serves connections of other machines", "(--allow)"),
+        Kind::Transparent(Interception::Redirect, _) => (why, "(--allow)"),
         _ => (why, who),
     };
     Err(format!(

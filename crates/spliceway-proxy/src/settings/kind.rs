@@ -5,11 +5,11 @@ use std::sync::Arc;
 use spliceway_protocol::address::ListenAddress;
 
 use super::faults::{Fault, Faults};
-use super::service::Kind;
+use super::service::{Kind, Naming};
 use crate::net::transparent::Interception;
 use crate::reach::balance::BackendSettings;
-use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Key, KindArg, Table, Value, Word, parsed};
+use crate::reach::sni::{Routes, StartTls};
+use crate::settings::config::{self, Choice, Key, KindArg, StartTlsArg, Table, Value, Word, parsed};
 
 /// Returns the kind of a service, or `None` if it has no kind or no target.
 pub(super) fn kind(
@@ -48,8 +48,8 @@ pub(super) fn kind(
         }
         KindArg::Socks5 => Kind::Socks5,
         KindArg::Http => Kind::Http,
-        KindArg::Transparent if service.tproxy() => Kind::Transparent(Interception::Tproxy),
-        KindArg::Transparent => Kind::Transparent(Interception::Redirect),
+        KindArg::Transparent if service.tproxy() => Kind::Transparent(Interception::Tproxy, naming(service)),
+        KindArg::Transparent => Kind::Transparent(Interception::Redirect, naming(service)),
         KindArg::Mixed => Kind::Mixed,
     })
 }
@@ -81,6 +81,14 @@ fn check_kind(service: &config::Service, kind: KindArg, faults: &mut Faults) {
         };
         faults.add(Fault::new(at, key.name, why));
         faults.spoil(key.name, true);
+    }
+}
+
+fn naming(service: &config::Service) -> Naming {
+    match (service.names(), service.names_learn()) {
+        (_, true) => Naming::Learning,
+        (true, false) => Naming::On,
+        (false, false) => Naming::Off,
     }
 }
 
@@ -120,5 +128,6 @@ fn routes(service: &config::Service, faults: &mut Faults) -> Routes {
         let why = "clients without a route speak TLS to this target themselves: remove tls://";
         faults.add(Fault::new(at, "default_target", why));
     }
-    routes.with_others(others.0, others.1)
+    let starttls = parsed(&service.starttls).map(|StartTlsArg::Postgres| StartTls::Postgres);
+    routes.with_others(others.0, others.1).with_starttls(starttls)
 }

@@ -89,11 +89,22 @@ pub(crate) enum Kind {
     Http,
     /// Relays for SOCKS5, HTTP and SOCKS4 clients. The first byte identifies the protocol.
     Mixed,
-    /// Relays to the target that the client wanted to reach. A firewall rule has sent the client
-    /// here instead.
-    Transparent(Interception),
+    /// Relays to the target that the client wanted to reach, or to the server that it names. A
+    /// firewall rule has sent the client here instead.
+    Transparent(Interception, Naming),
     /// Relays TLS clients to the target of the name that they state.
     Sni(Arc<Routes>),
+}
+
+/// Whether a service reads the names that redirected clients state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// A client reaches the address that it has dialled.
+    Off,
+    /// A client reaches the server that it names, if the rules allow the name.
+    On,
+    /// A client reaches the server that it names. The record says what the rules do not allow.
+    Learning,
 }
 
 impl Kind {
@@ -104,7 +115,7 @@ impl Kind {
             Self::Socks5 => "socks5",
             Self::Http => "http",
             Self::Mixed => "mixed",
-            Self::Transparent(_) => "transparent",
+            Self::Transparent(..) => "transparent",
             Self::Sni(_) => "sni",
         }
     }
@@ -115,13 +126,18 @@ impl Kind {
             Self::Socks5 => &[Spoken::Socks5],
             Self::Http => &[Spoken::Http],
             Self::Mixed => &Spoken::ALL,
-            Self::Forward(_) | Self::Transparent(_) | Self::Sni(_) => &[],
+            Self::Forward(_) | Self::Transparent(..) | Self::Sni(_) => &[],
         }
     }
 
     /// Returns whether a TPROXY rule sends clients to the listeners.
     pub(crate) fn is_behind_tproxy(&self) -> bool {
-        matches!(self, Self::Transparent(Interception::Tproxy))
+        matches!(self, Self::Transparent(Interception::Tproxy, _))
+    }
+
+    /// Returns whether the service reads the names that redirected clients state.
+    pub(crate) fn reads_names(&self) -> bool {
+        matches!(self, Self::Transparent(_, Naming::On | Naming::Learning))
     }
 
     /// Returns whether only the operator names targets.

@@ -16,7 +16,7 @@ use super::given::Given;
 use super::hidden::Hidden;
 use super::kind::kind;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
-use super::service::{AcceptProxy, Kind, ServiceSettings};
+use super::service::{AcceptProxy, Kind, Naming, ServiceSettings};
 use super::target_tls::{self, Servers};
 use super::targets::Lists;
 use super::tls;
@@ -451,11 +451,10 @@ fn settle_service(
 /// Checks what several settings of a service mean together.
 fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
     faults.keep(check_exposure(settled));
-    if matches!(settled.kind, Kind::Transparent(_)) && settled.targets.rules.have_names() {
+    if matches!(settled.kind, Kind::Transparent(_, Naming::Off)) && settled.targets.rules.have_names() {
         let config = &settled.config;
         let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
-        let why =
-            "must not have names, here and in to_allow: kind = \"transparent\" only sees the addresses of targets";
+        let why = "must not have names, here and in to_allow, unless the service reads the names of servers (--names)";
         faults.add(Fault::new(at, "to_deny", why));
     }
     faults.warnings.extend(unchecked_names(settled));

@@ -40,20 +40,20 @@ enum Says {
 }
 
 /// What a query was about: A, AAAA or SRV, and the name.
-type Question = (RecordType, String);
+pub(crate) type Question = (RecordType, String);
 
 type Script = HashMap<(String, Option<RecordType>), Says>;
 
 /// A name server. It knows no other names.
 #[derive(Clone, Default)]
-struct NameServer {
+pub(crate) struct NameServer {
     /// Answers by name, and by type if there is one.
     script: Arc<Mutex<Script>>,
     asked: Arc<Mutex<Vec<Question>>>,
 }
 
 impl NameServer {
-    fn start(address: &str) -> Self {
+    pub(crate) fn start(address: &str) -> Self {
         let server = Self::default();
         let udp = UdpSocket::bind((address.parse::<IpAddr>().unwrap(), 53)).unwrap();
         let tcp = TcpListener::bind((address.parse::<IpAddr>().unwrap(), 53)).unwrap();
@@ -97,7 +97,7 @@ impl NameServer {
         self.script.lock().unwrap().insert(key, answer);
     }
 
-    fn has(&self, name: &str, addresses: &[&str]) {
+    pub(crate) fn has(&self, name: &str, addresses: &[&str]) {
         self.says(
             name,
             Says::Has(addresses.iter().map(|text| text.parse().unwrap()).collect()),
@@ -129,7 +129,7 @@ impl NameServer {
     }
 
     /// Returns the queries since the last call, sorted.
-    fn take(&self) -> Vec<Question> {
+    pub(crate) fn take(&self) -> Vec<Question> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
         asked.sort_by_key(|(record_type, name)| (name.clone(), record_type.to_string()));
         asked

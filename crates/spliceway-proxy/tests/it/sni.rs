@@ -3,6 +3,8 @@ mod clients;
 #[cfg(feature = "tls")]
 mod ended;
 mod others;
+mod postgres;
+mod psql;
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,7 +23,7 @@ macro_rules! recorded {
 
 /// The first bytes of real clients that state `example.com`. Those of Go and Chromium have
 /// post-quantum keys.
-const HELLOS: [(&str, &[u8]); 5] = [
+pub(crate) const HELLOS: [(&str, &[u8]); 5] = [
     ("openssl", recorded!("openssl")),
     ("curl", recorded!("curl")),
     ("go", recorded!("go")),
@@ -29,7 +31,7 @@ const HELLOS: [(&str, &[u8]); 5] = [
     ("rustls", recorded!("rustls")),
 ];
 /// A client with ECH that hides `secret.example`, and states `public.example`.
-const HIDDEN: &[u8] = recorded!("go-ech");
+pub(crate) const HIDDEN: &[u8] = recorded!("go-ech");
 
 /// Returns `content` behind its length in two bytes.
 fn long(content: &[u8]) -> Vec<u8> {
@@ -42,7 +44,7 @@ fn extension(kind: u16, content: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a hello with this name and these protocols, and `padding` bytes of further extensions.
-fn hello(name: Option<&[u8]>, protocols: &[&str], padding: usize) -> Vec<u8> {
+pub(crate) fn hello(name: Option<&[u8]>, protocols: &[&str], padding: usize) -> Vec<u8> {
     let mut extensions = vec![extension(13, &long(&[4, 3]))];
     if let Some(name) = name {
         extensions.push(extension(0, &long(&[&[0][..], &long(name)].concat())));
@@ -65,12 +67,12 @@ fn hello(name: Option<&[u8]>, protocols: &[&str], padding: usize) -> Vec<u8> {
 }
 
 /// Returns records with `bytes` bytes of the message each.
-fn records(message: &[u8], bytes: usize) -> Vec<u8> {
+pub(crate) fn records(message: &[u8], bytes: usize) -> Vec<u8> {
     let record = |part: &[u8]| [&[22, 3, 1][..], &long(part)].concat();
     message.chunks(bytes).flat_map(record).collect()
 }
 
-fn named(name: &str) -> Vec<u8> {
+pub(crate) fn named(name: &str) -> Vec<u8> {
     hello(Some(name.as_bytes()), &[], 0)
 }
 
@@ -85,7 +87,7 @@ fn router(routes: &[(&str, SocketAddr)], arguments: &[&str]) -> Program {
 }
 
 /// The fatal alert that a client gets.
-fn alert(description: u8) -> [u8; 7] {
+pub(crate) fn alert(description: u8) -> [u8; 7] {
     [21, 3, 3, 0, 2, 2, description]
 }
 

@@ -1,5 +1,7 @@
 //! Transparent proxying between namespaces: client, gateway with the program and nft rules, target.
 
+mod names;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -54,7 +56,13 @@ impl Network {
 
     /// Loads a chain with one rule on the gateway.
     fn rule(&self, name: &str, chain: &str, rule: &str) -> &Self {
-        let text = format!("table inet {name} {{\nchain {name} {{\ntype {chain};\n{rule}\n}}\n}}\n");
+        self.load(&format!(
+            "table inet {name} {{\nchain {name} {{\ntype {chain};\n{rule}\n}}\n}}\n"
+        ))
+    }
+
+    /// Loads rules on the gateway.
+    fn load(&self, text: &str) -> &Self {
         self.at_gateway(|| {
             let nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn();
             let mut nft = nft.unwrap();

@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, socks4, socks5,
+    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, sniff, socks4, socks5,
     socks5_datagram, target_rule, tls, upstream,
 };
 
@@ -60,6 +60,13 @@ proptest! {
     #[test]
     fn a_head_depends_only_on_its_bytes_and_is_forwarded_as_intended(bytes in heads()) {
         http(&bytes);
+    }
+
+    #[test]
+    fn what_a_client_states_depends_only_on_its_bytes(
+        bytes in prop_oneof![heads(), proxy_headers(), handshakes(), socks4_requests()]
+    ) {
+        sniff(&bytes);
     }
 
     #[test]
@@ -144,7 +151,12 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
         "\u{e4}",
     ];
     let lines = prop::collection::vec(prop::sample::select(words.to_vec()), 0..30);
-    let start = prop::sample::select(vec!["", "GET http://a/ HTTP/1.1\r\n", "CONNECT a:1 HTTP/1.1\r\n"]);
+    let start = prop::sample::select(vec![
+        "",
+        "GET http://a/ HTTP/1.1\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "CONNECT a:1 HTTP/1.1\r\n",
+    ]);
     (any::<u8>(), start, lines).prop_map(|(cut, start, lines)| {
         let text = format!("{start}{}\r\n\r\nbody", lines.concat());
         [&[cut], text.as_bytes()].concat()
@@ -215,6 +227,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         ("http", http),
         ("proxy_header", proxy_header),
         ("tls", tls),
+        ("sniff", sniff),
         ("pem", pem),
         ("upstream", upstream),
     ] {

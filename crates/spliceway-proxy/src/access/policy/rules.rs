@@ -99,6 +99,19 @@ impl TargetRules {
         }
     }
 
+    /// Returns whether a rule allows a name, whatever its addresses are. Without an allow list,
+    /// every name is allowed that is not refused.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the name.
+    pub(super) fn allow_name(&self, name: &str, port: u16) -> Result<bool, Denied> {
+        if self.are_none() {
+            return Ok(true);
+        }
+        let by_name = self.by_name(name, port)?;
+        self.allow_by_port(by_name, port)
+    }
+
     fn by_name(&self, name: &str, port: u16) -> Result<Found<'_>, Denied> {
         let name = canonical_name(name).ok_or_else(|| Denied::Rule(NO_NAME.into()))?;
         self.not_refused(|list| list.by_name(&name, port))
@@ -114,13 +127,15 @@ impl TargetRules {
 
     /// Checks the rules for all hosts. `allowed` are the rules that allow the host of the target.
     fn of_all_hosts<'a>(&'a self, allowed: Found<'a>, port: u16) -> Result<(), Denied> {
+        let is_allowed = self.allow_by_port(allowed, port)?;
+        is_allowed.then_some(()).ok_or_else(|| Denied::Rule(NOT_ALLOWED.into()))
+    }
+
+    fn allow_by_port<'a>(&'a self, allowed: Found<'a>, port: u16) -> Result<bool, Denied> {
         let by_port = |list: &'a RuleList| list.by_port(port);
         let allowed = allowed.or(self.allow.as_deref().map(by_port).unwrap_or_default());
         refused(&self.deny.as_deref().map(by_port).unwrap_or_default(), &allowed)?;
-        if self.allow.is_some() && allowed.is_nothing() {
-            return Err(Denied::Rule(NOT_ALLOWED.into()));
-        }
-        Ok(())
+        Ok(self.allow.is_none() || !allowed.is_nothing())
     }
 }
 

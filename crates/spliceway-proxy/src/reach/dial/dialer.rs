@@ -233,6 +233,16 @@ impl Dialer {
         Self { policy, ..self.clone() }
     }
 
+    /// Returns a dialer that shares everything with this one, except for the rules of the operator.
+    pub(crate) fn without_rules(&self) -> Self {
+        self.with_policy(self.policy.without_rules())
+    }
+
+    /// Returns the policy for targets.
+    pub(crate) fn policy(&self) -> &TargetPolicy {
+        &self.policy
+    }
+
     /// Returns a dialer for targets that get datagrams.
     pub(crate) fn for_datagrams(&self) -> Self {
         self.with_policy(self.policy.clone().for_datagrams())

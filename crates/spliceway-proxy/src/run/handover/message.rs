@@ -9,6 +9,7 @@ use spliceway::{DirectionStage, DirectionSummary, Peer, Reason, RelayState, Rela
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
+use crate::kit::refusal::Refusal;
 use crate::session::Facts;
 
 /// The version of the format. A program that changes the meaning of a message changes this number,
@@ -85,6 +86,7 @@ pub(super) struct SessionMessage {
     protocol: Option<String>,
     server_name: Option<String>,
     target: Option<String>,
+    would_deny: Option<String>,
     dialled: Option<SocketAddr>,
     connect_us: Option<u64>,
     opening_us: Option<u64>,
@@ -149,6 +151,7 @@ impl SessionMessage {
             protocol: facts.protocol.map(|protocol| protocol.name().to_owned()),
             server_name: facts.server_name.as_deref().map(str::to_owned),
             target: facts.target.as_ref().map(ToString::to_string),
+            would_deny: facts.would_deny.map(|reason| reason.as_str().to_owned()),
             dialled: facts.dialled,
             connect_us: facts.connect.map(micros),
             opening_us: facts.opening.map(micros),
@@ -174,6 +177,8 @@ impl SessionMessage {
         facts.protocol = self.protocol.as_ref().and_then(named);
         facts.server_name = self.server_name.as_deref().map(Into::into);
         facts.target = self.target.as_deref().and_then(target);
+        let reason = |text: &String| Refusal::all().find(|reason| reason.as_str() == text);
+        facts.would_deny = self.would_deny.as_ref().and_then(reason);
         facts.dialled = self.dialled;
         facts.connect = self.connect_us.map(Duration::from_micros);
         facts.opening = self.opening_us.map(Duration::from_micros);
@@ -326,6 +331,7 @@ mod tests {
                 facts.protocol = Some(Spoken::Http);
                 facts.server_name = Some("a.example".into());
                 facts.target = super::target(target);
+                facts.would_deny = Some(Refusal::NameMissing);
                 facts.connect = Some(Duration::from_micros(5));
                 facts.opening = Some(Duration::from_micros(8));
                 facts.ahead = 9;
@@ -338,6 +344,7 @@ mod tests {
                 assert_eq!((had.client, had.user, had.ahead), (facts.client, facts.user, 9));
                 assert_eq!(had.protocol.map(Spoken::name), Some("http"));
                 assert_eq!(had.server_name.as_deref(), Some("a.example"));
+                assert_eq!(had.would_deny, facts.would_deny);
                 assert_eq!(had.target.unwrap().to_string(), target);
                 assert_eq!((had.connect, had.before), (facts.connect, facts.before));
                 assert_eq!(had.opening, facts.opening);

@@ -41,6 +41,9 @@ pub(super) fn fill(
         Some(target) => line.display("target", target),
         None => {}
     }
+    if let Some(reason) = facts.would_deny {
+        line.display("would_deny", &reason.as_str());
+    }
     if let Some(upstream) = &facts.dialled {
         line.address("upstream", upstream);
     }

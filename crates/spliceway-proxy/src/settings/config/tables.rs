@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
 use super::values::{
-    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, TlsMinArg, UnknownNameArg,
+    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg, TlsMinArg,
+    UnknownNameArg,
 };
 use super::words::*;
 use crate::reach::balance::Policy;
@@ -34,7 +35,15 @@ const FREE: &[KindArg] = &[KindArg::Socks5, KindArg::Http, KindArg::Mixed, KindA
 const OPTIONS: FlagSpec = FlagSpec::ANY;
 const BACKENDS: FlagSpec = FlagSpec::ANY.only_for(FORWARDERS).under("Backends");
 const ACCESS: FlagSpec = FlagSpec::ANY.only_for(PROXIES).under("Access");
-const HANDSHAKE: FlagSpec = ACCESS.only_for(TLS_SERVERS);
+/// The services that wait for what a client states.
+const HANDSHAKE: FlagSpec = ACCESS.only_for(&[
+    KindArg::Forward,
+    KindArg::Socks5,
+    KindArg::Http,
+    KindArg::Mixed,
+    KindArg::Transparent,
+    KindArg::Sni,
+]);
 const CLIENTS: FlagSpec = FlagSpec::ANY.under("Clients");
 const TLS: FlagSpec = FlagSpec::ANY.only_for(TLS_SERVERS).under("TLS");
 const ACME: FlagSpec = TLS;
@@ -73,7 +82,7 @@ fn transparent_source(arg: Arg, kind: KindArg) -> Arg {
 
 /// A router has nothing else under the heading.
 fn handshake(arg: Arg, kind: KindArg) -> Arg {
-    if matches!(kind, KindArg::Forward | KindArg::Sni) {
+    if matches!(kind, KindArg::Forward | KindArg::Transparent | KindArg::Sni) {
         return arg.help_heading(None);
     }
     arg
@@ -295,6 +304,8 @@ tables! {
         /// send nothing within the handshake timeout [default: the default target, but refuse
         /// silent clients]
         not_tls: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
+        /// Protocol whose clients ask for TLS before they speak it: `postgres`
+        starttls: Value<Choice<StartTlsArg>> => OPTIONS.only_for(ROUTERS).takes("PROTOCOL");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
         // with equal numbers of sessions take turns, so short sessions are spread as by
@@ -362,6 +373,13 @@ tables! {
         /// Serve connections that a rule with TPROXY sends here, instead of REDIRECT. Needs
         /// CAP_NET_ADMIN
         tproxy: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
+        /// Read the name of the server from the client's TLS or HTTP, look it up, and connect to
+        /// its address instead of the client's. --to-allow and --to-deny then apply to names.
+        /// Clients that state no name reach only addresses that a rule of --to-allow has
+        names: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
+        /// Read names as with --names, but allow what the rules do not allow. The records of these
+        /// sessions have `would_deny`
+        names_learn: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
         transparent_source: Value<Flag> = (false)
             => TARGETS.only_for(&[KindArg::Transparent, KindArg::Forward]).with(transparent_source);

@@ -85,6 +85,12 @@ pub(crate) enum UnknownNameArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartTlsArg {
+    /// PostgreSQL
+    Postgres,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnOffArg {
     On,
     Off,

@@ -123,7 +123,7 @@ impl RuleList {
         self.count
     }
 
-    pub(super) fn has_names(&self) -> bool {
+    pub(in crate::access::policy) fn has_names(&self) -> bool {
         !self.names.is_empty() || !self.below.is_empty()
     }
 
