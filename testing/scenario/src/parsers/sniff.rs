@@ -16,10 +16,18 @@ const BYTES_MAX: usize = 20 << 10;
 pub fn sniff(bytes: &[u8]) {
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
         let mut sniffer = Sniffer::new(&Protocol::ALL);
-        match feed(pieces, BYTES_MAX, |input| Ok::<_, ()>(sniffer.feed(input))) {
+        let mut given = Vec::new();
+        let mut pieces = pieces.inspect(|piece| given.extend_from_slice(piece));
+        match feed(&mut pieces, BYTES_MAX, |input| Ok::<_, ()>(sniffer.feed(input))) {
             Decision::Made(Sniffed::Tls(Ok(hello)), taken) => {
                 let bytes = hello.bytes.clone();
                 Decision::Made((Sniffed::Tls(Ok(hello)), bytes), taken)
+            }
+            Decision::Made(Sniffed::Tls(Err(refusal)), _) => {
+                // A record is refused at its first wrong byte, or when it has come as a whole. The
+                // number of bytes that were consumed then depends on the reads.
+                assert!(given.starts_with(&sniffer.into_bytes()));
+                Decision::Made((Sniffed::Tls(Err(refusal)), Vec::new()), 0)
             }
             Decision::Made(sniffed, taken) => Decision::Made((sniffed, sniffer.into_bytes()), taken),
             Decision::Undecided => Decision::Undecided,
