@@ -70,10 +70,12 @@ class Mode:
     upload: bytes = origin.UPLOAD
     # Whether the client sends pieces so small that the program rightly copies them.
     uploads_in_drops: bool = False
-    # Whether the client sends a chunked body. The program must find its end, so it copies the body.
+    # Whether a body comes in chunks. The program must find its end, so it copies the body.
     in_chunks: bool = False
     # The number of requests, each of which must be a separate session.
     requests: int = 1
+    # The number of connections to the origin. None means one for each request.
+    connections: int | None = None
     # Whether a client with a password offers no other method. A proxy that does not demand a
     # password must then refuse the client.
     insists: bool = False
@@ -206,12 +208,10 @@ def curl_modes():
     anyauth = {"without_auth": False, "asks_twice": True}
     yield mode("http-anyauth", "http", curl("http", "--proxy-anyauth"), **anyauth)
     yield mode("connect-anyauth", "http", curl("http", "--proxytunnel", "--proxy-anyauth"), **anyauth)
-    # The program closes the client's connection after each answer. Otherwise the second request
-    # would use the first one's connection, and the program would not see it. The upload is small: a
-    # client whose connection is closed tries again, but not with many bytes in flight.
-    again = {"requests": 2, "upload": b"once more", "uploads_in_drops": True, "needs": ("curl",)}
+    # Both requests use the same connections, and are separate sessions.
+    again = {"requests": 2, "connections": 1, "upload": b"once more", "uploads_in_drops": True, "needs": ("curl",)}
     yield Mode("curl", "http-again", "http", curl("http", requests=2), HTTP_ON, **again)
-    yield Mode("curl", "http-chunks-again", "http", curl("http", requests=2), HTTP_ON_IN_CHUNKS, **again)
+    yield Mode("curl", "http-chunks-again", "http", curl("http", requests=2), HTTP_ON_IN_CHUNKS, in_chunks=True, **again)
     yield Mode("curl", "http-to-the-end", "http", curl("http"), HTTP_TO_THE_END, needs=("curl",))
 
 

@@ -190,7 +190,10 @@ impl Connecting {
     pub(super) async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
         if self.request.spoken.is_some() {
             let answer = self.request.failed(failure);
-            let unread = self.request.exchange.and_then(|exchange| {
+            // A client of CONNECT may have sent bytes of its tunnel before the answer. They are no
+            // request.
+            let exchange = self.request.exchange.filter(|_| self.has_end());
+            let unread = exchange.and_then(|exchange| {
                 let unread = self
                     .kept
                     .as_deref()
