@@ -36,7 +36,7 @@ pub(crate) mod splice_path {
     use bytes::Bytes;
     use spliceway_core::Counts;
 
-    use crate::options::Options;
+    use crate::options::{Begin, Options};
     use crate::outcome::{DirectionEnd, Failure};
     use crate::rate_limit::RateWaiter;
 
@@ -44,7 +44,7 @@ pub(crate) mod splice_path {
     pub(crate) enum SplicePath {}
 
     impl SplicePath {
-        pub(crate) fn new(source: Infallible, _: Infallible, _: Bytes, _: u64, _: &Options) -> Self {
+        pub(crate) fn new(source: Infallible, _: Infallible, _: Bytes, _: u64, _: Begin, _: &Options) -> Self {
             match source {}
         }
 
