@@ -97,7 +97,7 @@ pub struct RelayWaits {
 pub struct CancelHandle(pub(crate) Arc<Shared>);
 
 impl CancelHandle {
-    /// Ends the relay with [`EndReason::Cancelled`](crate::EndReason::Cancelled).
+    /// Ends the relay with [`EndReason::Cancelled`].
     ///
     /// The relay reads nothing more from either stream. Within `deadline`, it writes the bytes that
     /// it holds. Neither stream is shut down. Bytes that were not written by then are lost, and
