@@ -75,8 +75,9 @@ fn the_rules_in_contrib_do_not_lock_the_operator_out() {
     let Some(network) = Network::new() else { return };
     let listen = |port| network.at_gateway(|| TcpListener::bind((AT_CLIENTS, port)).unwrap());
     let (ssh, other) = (listen(22), listen(0));
-    let mut operator = network.connect(ssh.local_addr().unwrap());
-    let mut session = accept(&ssh);
+    // No rule has the port of this session.
+    let mut operator = network.connect(other.local_addr().unwrap());
+    let mut session = accept(&other);
     network.load(&rules("10.77.0.1"));
     // The prompt after the command.
     session.write_all(b"$ ").unwrap();
