@@ -374,10 +374,9 @@ fn settle_service(
     faults: &mut Faults,
 ) -> Option<ServiceSettings> {
     let chosen = parsed(&service.kind);
-    let backends = if chosen == Some(KindArg::Forward) {
-        backends(&service, faults)
-    } else {
-        Vec::new()
+    let backends = match chosen {
+        Some(KindArg::Forward) => backends(&service, faults),
+        _ => Vec::new(),
     };
     let kind = kind(&service, location, &backends, faults);
     let has_fixed_targets = matches!(chosen, Some(KindArg::Forward | KindArg::Sni));
@@ -402,7 +401,6 @@ fn settle_service(
     let rates_in = faults.keep(rates("rate_in", &service.rate_in)).unwrap_or_default();
     let rates_out = faults.keep(rates("rate_out", &service.rate_out)).unwrap_or_default();
     let host_users = faults.keep(host_users(&config.user, users.is_none() && has_certificates, origin));
-    let mirror = faults.keep(mirror(&service)).flatten();
     let kind = kind?;
     let probe = service.check.as_ref().map(Value::parsed);
     let servers = Servers {
@@ -437,7 +435,7 @@ fn settle_service(
         tls,
         send_proxy: parsed(&service.send_proxy),
         originator: faults.keep(originator).flatten().map(Arc::new),
-        mirror,
+        mirror: faults.keep(mirror(&service)).flatten(),
         dial,
         balance,
         rates_in,

@@ -139,10 +139,10 @@ fn a_session_does_not_notice_an_observer_that_does_not_read() {
 #[test]
 fn a_listener_of_the_program_is_no_observer() {
     let (_targets, target) = listen();
-    let (_, free) = listen();
-    let listen = free.to_string();
-    let arguments = ["-l", &listen, "-r", &target.to_string(), "--mirror", &listen];
-    let program = Program::start(&[&["forward"], &arguments[..]].concat());
+    let own = refusing().to_string();
+    let (target, metrics) = (target.to_string(), ["--metrics", "127.0.0.1:0"]);
+    let arguments = ["forward", "-l", &own, "-r", &target, "--mirror", &own];
+    let program = Program::start(&[&arguments[..], &metrics].concat());
     drop(program.connect());
     program.await_sum(RESULTS, &["result=\"unreachable\""], 1);
     assert_eq!(program.sum("spliceway_connections_total", &[]), 1);
