@@ -18,6 +18,7 @@ use crate::log::LogThrottle;
 use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
+use crate::session::mirror::Mirroring;
 use crate::session::process::Process;
 use crate::settings::{AcceptProxy, HostUsers, Kind, SessionSettings};
 use crate::tls::client_name::ClientCert;
@@ -47,6 +48,8 @@ pub(crate) struct Service {
     /// Ends the TLS of the clients, if they speak it to the service.
     pub(crate) tls: Option<Arc<Terminator>>,
     pub(crate) send_proxy: Option<proxy::Version>,
+    /// Copies what clients send for an observer.
+    pub(crate) mirroring: Option<Mirroring>,
     pub(crate) dialer: Dialer,
     /// The dialers of users who have targets of their own, by their names.
     pub(crate) user_dialers: HashMap<Box<[u8]>, Dialer>,

@@ -16,6 +16,7 @@ use crate::net::listener::Transport;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::{DialRequest, Dialer};
 use crate::session;
+use crate::session::Mirroring;
 use crate::session::Process;
 use crate::session::Service;
 use crate::settings::exposure::Clients;
@@ -98,6 +99,10 @@ pub(super) fn build(
         let before = before.and_then(|before| before.built.service.tls.as_deref());
         before.map_or_else(|| Arc::clone(&tls), |before| Arc::new(tls.continued(before)))
     });
+    let mirroring = service.mirror.as_ref().map(|mirror| {
+        let dialer = for_operator(&dialer, process);
+        Mirroring::new(mirror, dialer, process.descriptors, Arc::clone(traffic.mirrors()))
+    });
     let service = Service {
         process: Arc::clone(process),
         name: Arc::clone(&service.name),
@@ -113,6 +118,7 @@ pub(super) fn build(
         accept_proxy: service.accept_proxy.clone(),
         tls,
         send_proxy: service.send_proxy,
+        mirroring,
         dialer,
         user_dialers,
         host_users: Arc::clone(&service.host_users),
@@ -206,14 +212,18 @@ impl Built {
     }
 }
 
-/// Returns how the service connects to a server that the operator has named.
-fn connect_by(service: &Service) -> Connect {
+/// Returns the dialer for servers that the operator has named.
+fn for_operator(dialer: &Dialer, process: &Process) -> Dialer {
     let access = TargetAccess {
         private: PrivateTargets::All,
         rules: TargetRules::default(),
     };
-    let policy = TargetPolicy::of_access(&access, true, service.process.own.clone());
-    let dialer = service.dialer.with_policy(policy);
+    dialer.with_policy(TargetPolicy::of_access(&access, true, process.own.clone()))
+}
+
+/// Returns how the service connects to a server that the operator has named.
+fn connect_by(service: &Service) -> Connect {
+    let dialer = for_operator(&service.dialer, &service.process);
     Arc::new(move |target| {
         let dialer = dialer.clone();
         Box::pin(async move {

@@ -19,6 +19,8 @@ use crate::reach::balance::Policy;
 
 const FORWARDERS: &[KindArg] = &[KindArg::Forward];
 const ROUTERS: &[KindArg] = &[KindArg::Sni];
+/// The services whose targets only the operator names.
+const FIXED: &[KindArg] = &[KindArg::Forward, KindArg::Sni];
 const TRANSPARENT: &[KindArg] = &[KindArg::Transparent];
 /// The services that may terminate the TLS of their clients.
 const TLS_SERVERS: &[KindArg] = &[
@@ -50,7 +52,7 @@ const ACME: FlagSpec = TLS;
 /// TLS to targets and upstream proxies.
 const TARGET_TLS: FlagSpec = FlagSpec::ANY.under("TLS to targets").rare();
 /// TLS to the targets that only the operator names.
-const FIXED_TLS: FlagSpec = TARGET_TLS.only_for(&[KindArg::Forward, KindArg::Sni]);
+const FIXED_TLS: FlagSpec = TARGET_TLS.only_for(FIXED);
 const TARGETS: FlagSpec = FlagSpec::ANY.under("Targets");
 const TIMEOUTS: FlagSpec = FlagSpec::ANY.under("Timeouts");
 const LIMITS: FlagSpec = FlagSpec::ANY.under("Limits");
@@ -306,6 +308,12 @@ tables! {
         not_tls: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
         /// Protocol whose clients ask for TLS before they speak it: `postgres`
         starttls: Value<Choice<StartTlsArg>> => OPTIONS.only_for(ROUTERS).takes("PROTOCOL");
+        /// Observer, `HOST:PORT`, that gets a copy of what clients send. It never delays a session:
+        /// an observer that is too slow loses its copy
+        mirror: Value<Observer> => OPTIONS.only_for(FIXED).takes("HOST:PORT").rare();
+        /// Share of the sessions that are mirrored, in per cent
+        mirror_share: Value<Percent> = "100"
+            => OPTIONS.only_for(FIXED).takes("PERCENT").rare().requires("mirror");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
         // with equal numbers of sessions take turns, so short sessions are spread as by
