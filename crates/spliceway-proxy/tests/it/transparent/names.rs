@@ -1,24 +1,23 @@
 //! Rules by name for redirected clients: a hostile client reaches nothing that no rule allows.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 
 use socket2::SockRef;
 
-use super::{CLIENT, GATEWAY, Network, TARGET};
+use super::{CLIENT, Network, TARGET};
 use crate::harness::{
-    Folder, PATIENCE, Program, TextFile, accept, connect, contrib, is_closed, read_all, read_exactly, send_and_finish,
-    was_reached,
+    Folder, PATIENCE, Program, accept, connect, is_closed, read_all, read_exactly, send_and_finish, was_reached,
 };
 use crate::names::NameServer;
 use crate::sni::{HELLOS, HIDDEN, alert, hello, named, records};
 
 /// The servers of the allowed names, and the port of TLS.
-const GOOD: &str = "10.77.1.10";
-const GOOD_V6: &str = "2001:db8:1::10";
+pub(super) const GOOD: &str = "10.77.1.10";
+pub(super) const GOOD_V6: &str = "2001:db8:1::10";
 /// A server that no rule allows.
-const OTHER: &str = "10.77.1.20";
+pub(super) const OTHER: &str = "10.77.1.20";
 const OTHER_V6: &str = "2001:db8:1::20";
 /// A server that a rule allows by its address, on port 22.
 const LISTED: &str = "10.77.1.30";
@@ -27,13 +26,13 @@ const RULES: &str = "good.test:80,443 good6.test:443 *.wild.test:443 xn--bcher-k
                      rebind.test 10.77.1.30:22";
 
 /// A network in which the gateway knows names, and redirects all connections of the client.
-struct Guarded {
-    network: Network,
-    names: NameServer,
+pub(super) struct Guarded {
+    pub(super) network: Network,
+    pub(super) names: NameServer,
 }
 
 impl Guarded {
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         let network = Network::new()?;
         let addresses = [GOOD, OTHER, LISTED].map(|ip| format!("address add {ip}/24 dev left"));
         let addresses_v6 = [GOOD_V6, OTHER_V6].map(|ip| format!("address add {ip}/64 dev left nodad"));
@@ -52,7 +51,7 @@ impl Guarded {
         Some(Self { network, names })
     }
 
-    fn start(&self, arguments: &[&str]) -> Program {
+    pub(super) fn start(&self, arguments: &[&str]) -> Program {
         let common = [
             "transparent",
             "-l",
@@ -84,7 +83,7 @@ impl Guarded {
         self.program(&[&["--names"], &rules[..], arguments].concat())
     }
 
-    fn listen(&self, ip: &str, port: u16) -> TcpListener {
+    pub(super) fn listen(&self, ip: &str, port: u16) -> TcpListener {
         let address = SocketAddr::new(ip.parse().unwrap(), port);
         let listener = self
             .network
@@ -95,7 +94,7 @@ impl Guarded {
         listener
     }
 
-    fn connect(&self, address: &str) -> TcpStream {
+    pub(super) fn connect(&self, address: &str) -> TcpStream {
         let client = self.network.0.node(CLIENT).inside(|| connect(address.parse().unwrap()));
         client.set_nodelay(true).unwrap();
         client
@@ -486,48 +485,4 @@ fn a_service_that_learns_records_what_it_would_refuse() {
     assert_eq!(lines[0], ["2", "target=evil.test:443"], "{text}");
     assert_eq!(lines.len(), 3, "{text}");
     assert!(text.contains(&format!("1 target={OTHER}:443 ")), "{text}");
-}
-
-/// The files of contrib/egress let nothing else out of the network.
-#[test]
-fn the_rules_in_contrib_let_only_listed_names_and_dns_out() {
-    let Some(guarded) = Guarded::new() else { return };
-    let config = std::fs::read_to_string(contrib("egress/spliceway.toml")).unwrap();
-    let mut config = config
-        .replace("192.168.0.0/16", "10.77.0.0/24")
-        .replace("github.com", "good.test");
-    config += "allow_private = \"10.77.1.0/24\"\ndns = \"127.0.0.2\"\n[admin]\nmetrics = \"127.0.0.1:0\"\n";
-    let file = TextFile::new(&config);
-    let _program = guarded.network.at_gateway(|| Program::run(&file));
-    let rules = std::fs::read_to_string(contrib("egress/egress.nft")).unwrap();
-    let rules = rules.replace("\"lan\"", "\"left\"").replace("192.168.0.53", LISTED);
-    guarded.network.load(&rules);
-    let net = &guarded.network.0;
-    net.node(GATEWAY)
-        .inside(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1"))
-        .unwrap();
-    let (good, other) = (guarded.listen(GOOD, 443), guarded.listen(OTHER, 443));
-    let udp = |ip: &str, port: u16| {
-        let address = SocketAddr::new(ip.parse().unwrap(), port);
-        net.node(TARGET).inside(|| UdpSocket::bind(address).unwrap())
-    };
-    let (quic, dns) = (udp(GOOD, 443), udp(LISTED, 53));
-    dns.set_read_timeout(Some(PATIENCE)).unwrap();
-    let client = net.node(CLIENT).inside(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    client.send_to(b"quic", (GOOD, 443)).unwrap();
-    client.send_to(b"query", (LISTED, 53)).unwrap();
-    assert_eq!(dns.recv(&mut [0; 9]).unwrap(), 5);
-    // The first datagram would have arrived before the second one.
-    quic.set_nonblocking(true).unwrap();
-    assert!(quic.recv(&mut [0; 9]).is_err());
-    let mut tls = guarded.connect(&format!("{OTHER}:443"));
-    tls.write_all(&named("good.test")).unwrap();
-    assert_eq!(
-        read_exactly(&mut accept(&good), named("good.test").len()),
-        named("good.test")
-    );
-    let mut refused = guarded.connect(&format!("{OTHER}:443"));
-    refused.write_all(&named("evil.test")).unwrap();
-    assert_eq!(read_all(&refused), alert(112));
-    assert!(!was_reached(&other));
 }
