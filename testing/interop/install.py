@@ -16,6 +16,9 @@ GO_CLIENT = HERE / "clients" / "x-net-proxy"
 # The module of nginx that relays streams, in Debian.
 NGINX_STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
+# A program that is on no path of a user.
+SSHD = "/usr/sbin/sshd"
+
 # The check for each tool (a program on the path, or a command that succeeds), and its Debian
 # package.
 PACKAGES = (
@@ -35,6 +38,13 @@ PACKAGES = (
     (["hitch"], "hitch"),
     (["danted"], "dante-server"),
     (["ip"], "iproute2"),
+    (["nft"], "nftables"),
+    (["git"], "git"),
+    (["ssh"], "openssh-client"),
+    (["test", "-e", SSHD], "openssh-server"),
+    (["dpkg-scanpackages"], "dpkg-dev"),
+    (["pip3"], "python3-pip"),
+    (["chromium"], "chromium"),
     (["perl", "-MIO::Socket::Socks", "-e", "1"], "libio-socket-socks-perl"),
     (["node"], "nodejs"),
     (["npm"], "npm"),
@@ -106,6 +116,8 @@ class Tools:
             "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, openapi_python_client, python_socks, schemathesis, socks"],
             "node": ["node", "-e", "require('socks'); require('dns-packet')"],
             "perl": ["perl", "-MIO::Socket::Socks", "-e", "1"],
+            SSHD: ["test", "-e", SSHD],
+            "go-tool": ["go", "version"],
             "nginx": ["sh", "-c", f"command -v nginx && test -e {NGINX_STREAM}"],
         }
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])

@@ -21,6 +21,7 @@ import install  # noqa: E402
 from api_cases import ApiCase, api_cases  # noqa: E402
 from cases import SECRET, USER, Outcome, Runner, cases  # noqa: E402
 from clients import modes  # noqa: E402
+from egress import EgressCase, egress_cases  # noqa: E402
 from migration import MigrationCase, migration_cases  # noqa: E402
 from tls_cases import TlsCase, tls_cases  # noqa: E402
 
@@ -38,7 +39,7 @@ def main():
         except install.Failed as failed:
             print(f"interop: {failed}", file=sys.stderr)
             return 1
-    every = [*cases(modes()), *tls_cases(), *migration_cases(), *api_cases()]
+    every = [*cases(modes()), *tls_cases(), *migration_cases(), *api_cases(), *egress_cases()]
     chosen = [case for case in every if all(word in str(case).split() for word in options.words)]
     if options.list:
         print(*chosen, sep="\n")
@@ -113,7 +114,7 @@ def run_all(program, runner, tools, runnable, jobs):
     started, failed = time.monotonic(), 0
 
     def run(case):
-        if isinstance(case, MigrationCase):
+        if isinstance(case, (MigrationCase, EgressCase)):
             seconds, faults, log = case.run(program)
             return Outcome(case, seconds, faults, log, None)
         if isinstance(case, ApiCase):

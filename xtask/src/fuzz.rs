@@ -16,8 +16,8 @@ const INSTALL: &str =
     "rustup toolchain install nightly --profile minimal\n    cargo install cargo-fuzz --locked --version 0.13.2";
 
 /// Every target in fuzz/Cargo.toml.
-const TARGETS: &str = "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header tls sniff pem \
-     address target_rule";
+const TARGETS: &str = "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header tls sniff dns \
+     pem address target_rule";
 
 const DEFAULT_SECONDS: u32 = 60;
 /// A time longer than any scenario that ends, in seconds. A scenario that waits in vain for bytes

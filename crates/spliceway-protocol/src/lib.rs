@@ -1,5 +1,5 @@
-//! Parsers and encoders for SOCKS4, SOCKS5, HTTP/1 proxying, the PROXY protocol and the first
-//! message of TLS: bytes in, decisions out, no I/O.
+//! Parsers and encoders for SOCKS4, SOCKS5, HTTP/1 proxying, the PROXY protocol, the first message
+//! of TLS, and queries of DNS: bytes in, decisions out, no I/O.
 //!
 //! ```text
 //!   stream ─▶ one message ─┬─ proxy ────────────────▶ the client's address, from a load balancer
@@ -14,9 +14,9 @@
 //! stay in the input. Until the message is complete, `feed` returns `None` or
 //! [`client::Step::Wait`].
 //!
-//! Four parsers work differently: [`sniff::Sniffer`] refuses nothing, [`http::Chunks`] counts the
-//! bytes of a body, [`socks5::datagram`] parses one datagram at a time, and [`pem`] finds the
-//! sections of a whole file.
+//! Five parsers work differently: [`sniff::Sniffer`] refuses nothing, [`http::Chunks`] counts the
+//! bytes of a body, [`socks5::datagram`] and [`dns`] parse one datagram at a time, and [`pem`]
+//! finds the sections of a whole file.
 //!
 //! Types enforce the order of calls. If a service demands a password ([`Demand::Password`]), the
 //! parsers release a request only in exchange for a [`Proof`]. SOCKS4 has no passwords, so its
@@ -63,6 +63,7 @@
 //! | HTTP body in chunks | none |
 //! | PROXY header | 107 bytes, and 4 KiB of TLVs |
 //! | TLS ClientHello | 20 KiB, twice |
+//! | DNS query | a question of 259 bytes |
 //! | first bytes of an unknown protocol | 16 bytes, or those of HTTP and TLS |
 //!
 //! A buffer can allocate up to twice this limit, because a vector doubles its capacity when it
@@ -82,6 +83,7 @@
 
 pub mod address;
 pub mod client;
+pub mod dns;
 pub mod http;
 mod message;
 pub mod pem;

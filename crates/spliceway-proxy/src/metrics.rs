@@ -42,7 +42,7 @@ pub(crate) use samples::Samples;
 pub(crate) use series::BEGUN;
 use series::Now;
 use services::{AllTraffic, KEPT_FOR};
-pub(crate) use traffic::{Totals, Traffic};
+pub(crate) use traffic::{DnsResult, Totals, Traffic};
 
 /// What the name of every metric begins with.
 const PREFIX: &str = "spliceway";

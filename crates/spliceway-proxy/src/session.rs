@@ -6,6 +6,7 @@ mod byte_counter;
 mod client;
 mod connect;
 mod destinations;
+pub(crate) mod dns;
 mod facts;
 mod guard;
 mod handover;

@@ -41,6 +41,6 @@ pub use datagrams::socks5_datagram;
 pub use over_splicers::over_splicers;
 pub use over_tokio::{over_tokio, over_tokio_suspended};
 pub use parsers::{
-    address, http, http_answer, http_chunks, pem, proxy_header, sniff, socks4, socks5, target_rule, tls, upstream,
+    address, dns, http, http_answer, http_chunks, pem, proxy_header, sniff, socks4, socks5, target_rule, tls, upstream,
 };
 pub use plan::{Amount, Driving, Family, PeerPlan, Plan, PoolPlan, Read, RelayPlan, Write};

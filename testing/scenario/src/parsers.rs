@@ -1,6 +1,7 @@
 //! Properties that hold for any input that strangers send to the parsers, or that users type.
 
 mod answer;
+mod dns;
 mod http;
 mod pem;
 mod proxy_header;
@@ -11,6 +12,7 @@ mod tls;
 mod upstream;
 
 pub use answer::{http_answer, http_chunks};
+pub use dns::dns;
 pub use http::http;
 pub use pem::pem;
 pub use proxy_header::proxy_header;

@@ -144,6 +144,27 @@ impl TargetPolicy {
         self.rules.allow_name(name, port)
     }
 
+    /// Returns whether a rule allows the name on some port. The name is in the form of rules.
+    pub(crate) fn allows_name_somewhere(&self, name: &str) -> bool {
+        self.rules.ports_of_name(name, None).next().is_some()
+    }
+
+    /// Checks whether the program may connect to an address of a name on some port on which a rule
+    /// allows the name. The name is in the form of rules.
+    ///
+    /// # Errors
+    /// Returns the reason for a refusal.
+    pub(crate) fn check_address_of(&self, name: &str, ip: IpAddr) -> Result<(), Denied> {
+        let mut refused = Denied::Rule(rules::NOT_ALLOWED.into());
+        for port in self.rules.ports_of_name(name, Some(ip.to_canonical())) {
+            match self.check(Some(name), SocketAddr::new(ip, port)) {
+                Ok(()) => return Ok(()),
+                Err(denied) => refused = denied,
+            }
+        }
+        Err(refused)
+    }
+
     /// Returns whether a rule of an allow list has this address.
     pub(crate) fn lists(&self, address: SocketAddr) -> bool {
         self.has_allow_list() && self.rules.check(None, address).is_ok()

@@ -78,6 +78,10 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
             },
             listen.join(", ")
         );
+        if !service.dns_listen.is_empty() {
+            let dns: Vec<_> = service.dns_listen.iter().map(ToString::to_string).collect();
+            let _ = write!(text, ", DNS on {}", dns.join(", "));
+        }
         if let Kind::Forward(target) = &service.kind {
             let backends = service.balance.iter().flat_map(|balance| &balance.backends);
             let backends: Vec<_> = backends.map(|backend| &*backend.name).collect();

@@ -43,6 +43,7 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
     ("datagrams", "Datagrams delivered; up is from client to target"),
     ("datagram_bytes", "Bytes of data in delivered datagrams"),
     ("datagrams_dropped", "Datagrams dropped, by reason"),
+    ("dns_queries", "Queries of DNS clients, by result"),
     (
         "tls_handshakes",
         "TLS handshakes with clients that succeeded, by version, resumption and certificate of the client",
@@ -180,6 +181,9 @@ impl Now {
             }
             for (reason, count) in datagrams.drops() {
                 counters.add("datagrams_dropped", &[label, ("reason", reason.as_str())], count);
+            }
+            for (result, count) in traffic.dns_queries() {
+                counters.add("dns_queries", &[label, ("result", result)], count);
             }
             let sums = fallbacks.iter_mut().zip(totals.fallbacks);
             sums.for_each(|(sum, count)| *sum += count);

@@ -25,8 +25,40 @@ pub(crate) struct Traffic {
     strays: DatagramStats,
     /// The copies for observers, if there is one.
     mirrors: OnceLock<Arc<MirrorCounts>>,
+    /// The queries of DNS clients by result, if the service answers them.
+    dns: OnceLock<[AtomicU64; DnsResult::ALL.len()]>,
     /// Held while totals are taken.
     scanning: tokio::sync::Mutex<()>,
+}
+
+/// What has become of the query of a DNS client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DnsResult {
+    /// The client knows the addresses now, or that there are none.
+    Answered,
+    /// No rule allows the name.
+    Refused,
+    /// No rule allows the name, and the service learns.
+    WouldRefuse,
+    /// The addresses of an allowed name are refused, such as private ones.
+    Filtered,
+    /// The lookup has failed.
+    Failed,
+    Malformed,
+    /// The client has no answer, because it is not admitted, or because a limit is reached.
+    Dropped,
+}
+
+impl DnsResult {
+    const ALL: [(Self, &'static str); 7] = [
+        (Self::Answered, "answered"),
+        (Self::Refused, "refused"),
+        (Self::WouldRefuse, "would_refuse"),
+        (Self::Filtered, "filtered"),
+        (Self::Failed, "failed"),
+        (Self::Malformed, "malformed"),
+        (Self::Dropped, "dropped"),
+    ];
 }
 
 /// The relays, and the associations, that one slice of [`Traffic::totals`] reads. A slice holds the
@@ -113,6 +145,7 @@ impl Traffic {
             ledger: Mutex::default(),
             strays: DatagramStats::default(),
             mirrors: OnceLock::new(),
+            dns: OnceLock::new(),
             scanning: tokio::sync::Mutex::default(),
         }
     }
@@ -138,6 +171,23 @@ impl Traffic {
 
     pub(super) fn known_mirrors(&self) -> Option<&MirrorCounts> {
         self.mirrors.get().map(|mirrors| &**mirrors)
+    }
+
+    /// Creates the series for queries of DNS clients.
+    pub(crate) fn may_answer_dns(&self) {
+        self.dns.get_or_init(Default::default);
+    }
+
+    /// Counts a query of a DNS client.
+    pub(crate) fn dns(&self, result: DnsResult) {
+        self.dns.get_or_init(Default::default)[result as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of queries by result, if the service answers them.
+    pub(super) fn dns_queries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.dns.get().into_iter().flatten();
+        let names = DnsResult::ALL.iter().map(|(_, name)| *name);
+        names.zip(counts.map(|count| count.load(Ordering::Relaxed)))
     }
 
     /// Records that a session starts.

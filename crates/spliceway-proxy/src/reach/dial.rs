@@ -22,6 +22,7 @@ mod upstream;
 
 pub(crate) use dialer::{DialSettings, Dialed, Dialer, TargetTls};
 pub(crate) use error::DialError;
+pub(crate) use happy_eyeballs::Family;
 pub(crate) use request::{Destination, DialRequest, Passage, TLS_PREFIX, TlsRequest};
 #[cfg(test)]
 pub(super) use resolver::Families;

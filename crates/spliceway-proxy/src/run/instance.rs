@@ -33,7 +33,7 @@ use crate::run::startup::CannotRun;
 use crate::session::Process;
 use crate::settings::config::Config;
 use crate::settings::exposure::{Clients, Reach, check_open};
-use crate::settings::{ServiceSettings, Settings};
+use crate::settings::{Purpose, ServiceSettings, Settings};
 use build::{Before, Built, build};
 pub(super) use changes::Changes;
 use sockets::{Acceptor, Assignment, Bound, OpenAddress};
@@ -102,6 +102,7 @@ struct Planned {
     port_index: u16,
     /// The index of the service.
     service: usize,
+    purpose: Purpose,
     listeners: Listeners,
 }
 
@@ -270,9 +271,9 @@ impl Instance {
             if is_kept[index] || before.is_some_and(|before| before.stays_drained(settled)) {
                 continue;
             }
-            for range in &settled.listen {
+            for (range, purpose) in settled.listeners() {
                 for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
-                    let listeners = match self.find(&address, settled, &by_hash, &stays) {
+                    let listeners = match self.find(&address, settled, purpose, &by_hash, &stays) {
                         Some(index) => {
                             stays[index] = true;
                             self.open[index].check(settled)?;
@@ -280,9 +281,9 @@ impl Instance {
                             Listeners::Open(index)
                         }
                         None => {
-                            let bound = self.acceptor.bind(&address, settled).await;
-                            let bound =
-                                bound.map_err(|error| sockets::explained(error, &address, settled, &self.open))?;
+                            let explained = |error| sockets::explained(error, &address, purpose, &self.open);
+                            let bound = self.acceptor.bind(&address, settled, purpose);
+                            let bound = bound.await.map_err(explained)?;
                             sockets += bound.len();
                             Listeners::New(bound)
                         }
@@ -291,6 +292,7 @@ impl Instance {
                         address,
                         port_index,
                         service: index,
+                        purpose,
                         listeners,
                     });
                 }
@@ -318,6 +320,7 @@ impl Instance {
         &self,
         address: &ListenAddress,
         service: &ServiceSettings,
+        purpose: Purpose,
         by_hash: &[(u64, usize)],
         is_taken: &[bool],
     ) -> Option<usize> {
@@ -326,7 +329,7 @@ impl Instance {
         let like = by_hash[first..].iter().take_while(|(one, _)| *one == hash);
         like.map(|(_, index)| *index).find(|&index| {
             let open: &OpenAddress = &self.open[index];
-            !is_taken[index] && open.is_accepting() && open.is_at(address, &service.name, service.transport)
+            !is_taken[index] && open.is_accepting() && open.is_at(address, &service.name, purpose)
         })
     }
 
@@ -467,12 +470,11 @@ impl Instance {
                 }
             }
             Listeners::New(bound) => {
-                for bound in &bound {
-                    let (name, address) = (&to.service.name, bound.describe());
-                    self.unannounced.push(format!("{name} listening on {address}"));
-                }
-                let opened = self.acceptor.open(planned.address, bound, &to, &mut self.accepting);
-                self.open.push(opened);
+                let line = |bound: &Bound| bound.line(&to.service.name, planned.purpose);
+                self.unannounced.extend(bound.iter().map(line));
+                let (address, accepting) = (planned.address, &mut self.accepting);
+                self.open
+                    .push(self.acceptor.open(address, planned.purpose, bound, &to, accepting));
             }
         }
     }

@@ -219,9 +219,13 @@ fn closed_port(service: &ServiceSettings) -> Option<Fault> {
         let bound = socket.and_then(|socket| socket.bind(&address.into()));
         bound.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
     };
-    let mut listens = service.config.listen.iter().flat_map(|list| list.iter());
-    listens.find_map(|value| {
-        let port = match value.parsed().first {
+    let config = &service.config;
+    let listens = config.listen.iter().flat_map(|list| list.iter());
+    let listens = listens.map(|value| ("listen", value.at(), value.parsed().first));
+    let dns = config.dns_listen.iter().flat_map(|list| list.iter());
+    let mut all = listens.chain(dns.map(|value| ("dns_listen", value.at(), value.parsed())));
+    all.find_map(|(key, at, address)| {
+        let port = match address {
             ListenAddress::Every(port) | ListenAddress::Name(_, port) => port,
             ListenAddress::Ip(address) => address.port(),
             ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => 0,
@@ -233,7 +237,7 @@ fn closed_port(service: &ServiceSettings) -> Option<Fault> {
             "this user may not listen on port {port}: start the program with CAP_NET_BIND_SERVICE \
              (AmbientCapabilities= of a unit, or setcap), or lower net.ipv4.ip_unprivileged_port_start"
         );
-        Some(Fault::new(value.at(), "listen", problem))
+        Some(Fault::new(at, key, problem))
     })
 }
 

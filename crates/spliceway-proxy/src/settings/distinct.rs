@@ -92,6 +92,15 @@ impl Distinct {
             let taken = (listen.text(), listen.at());
             faults.keep(self.take(service.transport, &listen.parsed(), taken, index, origin));
         }
+        for listen in service.config.dns_listen.iter().flat_map(|list| list.iter()) {
+            for transport in [Transport::Datagrams, Transport::Streams] {
+                let taken = (listen.text(), listen.at());
+                let found = self.take(transport, &listen.parsed().into(), taken, index, origin);
+                if faults.keep(found.map_err(|fault| fault.of_key("dns_listen"))).is_none() {
+                    break;
+                }
+            }
+        }
     }
 
     /// Adds an address that no target leads to, such as that of the metrics.
@@ -106,10 +115,7 @@ impl Distinct {
             let taken = (address.text(), address.at());
             let range = address.parsed().into();
             let found = self.take(Transport::Streams, &range, taken, usize::MAX, origin);
-            faults.keep(found.map_err(|fault| Fault {
-                key: key.into(),
-                ..fault
-            }));
+            faults.keep(found.map_err(|fault| fault.of_key(key)));
         }
     }
 

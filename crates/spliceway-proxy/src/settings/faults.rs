@@ -35,6 +35,14 @@ impl Fault {
             problem: problem.into(),
         }
     }
+
+    /// Returns the same fault of another key.
+    pub(super) fn of_key(self, key: &'static str) -> Self {
+        Self {
+            key: key.into(),
+            ..self
+        }
+    }
 }
 
 /// The location of the table of a service or a user. None means every table.

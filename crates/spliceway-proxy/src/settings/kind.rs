@@ -106,10 +106,27 @@ fn check_transparent(service: &config::Service, kind: KindArg, faults: &mut Faul
         let why = "is not for kind = \"transparent\": a redirected connection has no PROXY header";
         faults.add(Fault::new(accept.at(), "accept_proxy", why));
     }
+    check_dns(service, faults);
     let listen = service.listen.iter().flat_map(|listen| listen.iter());
     for unix in listen.filter(|range| matches!(range.parsed().first, ListenAddress::Unix { .. })) {
         let why = "is a Unix socket: expected an address and a port, because a firewall redirects TCP connections";
         faults.add(Fault::new(unix.at(), "listen", why));
+    }
+}
+
+/// Checks the addresses at which a service answers DNS queries.
+fn check_dns(service: &config::Service, faults: &mut Faults) {
+    let reads_names = naming(service) != Naming::Off;
+    for address in service.dns_listen.iter().flat_map(|list| list.iter()) {
+        let why = match address.parsed() {
+            _ if !reads_names => "needs names: a client that gets an address by name must reach it by name (--names)",
+            ListenAddress::Unix { .. } => "is a Unix socket: expected an address and a port, because DNS has no others",
+            ListenAddress::Ip(own) if service.dns().has(own) => {
+                "is also the server in dns: expected the address of another server there, which this one can ask"
+            }
+            _ => continue,
+        };
+        faults.add(Fault::new(address.at(), "dns_listen", why));
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenRange, Target, TargetRange};
+use spliceway_protocol::address::{ListenAddress, ListenRange, Target, TargetRange};
 use spliceway_protocol::{Spoken, proxy};
 
 use super::config;
@@ -29,7 +29,10 @@ pub(crate) struct ServiceSettings {
     pub(crate) name: Arc<str>,
     pub(crate) kind: Kind,
     pub(crate) listen: Vec<ListenRange>,
+    /// What the clients of these listeners send.
     pub(crate) transport: Transport,
+    /// Where the service answers DNS queries.
+    pub(crate) dns_listen: Vec<ListenAddress>,
     /// The clients that may connect.
     pub(crate) clients: ClientPolicy,
     /// The users who may request a target. `None` means every client that may connect.
@@ -156,7 +159,41 @@ impl Kind {
     }
 }
 
+/// What the clients of a listener want, and what they send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Sessions(Transport),
+    /// Answers to DNS queries.
+    Dns(Transport),
+}
+
+impl Purpose {
+    /// Returns what the service does at the listener, for the log.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Sessions(_) => "listening",
+            Self::Dns(_) => "answering DNS",
+        }
+    }
+
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Self::Sessions(transport) | Self::Dns(transport) => transport,
+        }
+    }
+}
+
 impl ServiceSettings {
+    /// Returns the addresses of all listeners, and what they are for.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = (ListenRange, Purpose)> {
+        let own = self.listen.iter().cloned();
+        let dns = self.dns_listen.iter().flat_map(|address| {
+            let both = [Transport::Datagrams, Transport::Streams].map(Purpose::Dns);
+            both.map(|purpose| (address.clone().into(), purpose))
+        });
+        own.map(|range| (range, Purpose::Sessions(self.transport))).chain(dns)
+    }
+
     /// Returns whether it is a proxy that would serve a client of any address without a password.
     pub(crate) fn is_unguarded_proxy(&self) -> bool {
         !self.kind.protocols().is_empty()

@@ -411,13 +411,10 @@ fn settle_service(
     };
     let originator = target_tls::originator(&service, &servers, origin, &mut faults.warnings);
     let settled = ServiceSettings {
-        name: match (&service.name, transport) {
-            (Some(name), _) => name.parsed().into(),
-            (None, Transport::Datagrams) => "udp".into(),
-            (None, Transport::Streams) => kind.name().into(),
-        },
+        name: name_of(&service, &kind, transport),
         listen: service.listen.as_ref().map(List::parsed).unwrap_or_default(),
         transport,
+        dns_listen: all(&service.dns_listen),
         clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
         host_users: host_users.unwrap_or_default(),
         users,
@@ -489,11 +486,18 @@ fn unlisted_names(service: &ServiceSettings) -> Option<Fault> {
 /// Checks what the addresses show before they are bound. The sockets may show more.
 fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
     let reach = service
-        .listen
-        .iter()
-        .filter_map(|range| Reach::of_address(&range.first));
+        .listeners()
+        .filter_map(|(range, _)| Reach::of_address(&range.first));
     let at = service.config.listen.as_ref().and_then(List::at);
     check_open(service, Clients::of_service(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
+}
+
+fn name_of(service: &config::Service, kind: &Kind, transport: Transport) -> Arc<str> {
+    match (&service.name, transport) {
+        (Some(name), _) => name.parsed().into(),
+        (None, Transport::Datagrams) => "udp".into(),
+        (None, Transport::Streams) => kind.name().into(),
+    }
 }
 
 fn transport(service: &config::Service) -> Transport {

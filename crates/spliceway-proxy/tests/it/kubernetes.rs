@@ -5,7 +5,11 @@ use spliceway_net::has_tool;
 
 use crate::harness::{Folder, TextFile, contrib};
 
-const EXAMPLES: [&str; 2] = ["kubernetes/deployment.yaml", "kubernetes/daemonset.yaml"];
+const EXAMPLES: [&str; 3] = [
+    "kubernetes/deployment.yaml",
+    "kubernetes/daemonset.yaml",
+    "egress/sidecar.yaml",
+];
 
 /// The version of Kubernetes for Helm, which knows none if it was built by Go alone.
 const KUBERNETES: [&str; 2] = ["--kube-version", "1.37.0"];
@@ -45,7 +49,7 @@ fn render(values: &[&str]) -> String {
 }
 
 /// Returns the text of a file in a ConfigMap.
-fn file_in(config_map: &str, name: &str) -> String {
+pub(crate) fn file_in(config_map: &str, name: &str) -> String {
     let (_, text) = config_map.split_once(&format!("  {name}: |\n")).unwrap();
     let indented = text
         .lines()

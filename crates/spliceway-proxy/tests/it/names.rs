@@ -32,7 +32,7 @@ const BOTH: &str = "nameserver 127.0.0.2\nnameserver 127.0.0.3\noptions timeout:
 
 /// The answer of a server to a query.
 #[derive(Clone)]
-enum Says {
+pub(crate) enum Says {
     /// These addresses, as far as they are of the type.
     Has(Vec<IpAddr>),
     Code(ResponseCode),
@@ -88,7 +88,7 @@ impl NameServer {
         });
     }
 
-    fn says(&self, name: &str, answer: Says) {
+    pub(crate) fn says(&self, name: &str, answer: Says) {
         self.script.lock().unwrap().insert((name.into(), None), answer);
     }
 

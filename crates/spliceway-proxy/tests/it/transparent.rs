@@ -1,5 +1,7 @@
 //! Transparent proxying between namespaces: client, gateway with the program and nft rules, target.
 
+mod dns;
+mod egress;
 mod names;
 
 use std::io::{ErrorKind, Read, Write};

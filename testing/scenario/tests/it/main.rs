@@ -7,8 +7,8 @@ use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, sniff, socks4, socks5,
-    socks5_datagram, target_rule, tls, upstream,
+    Plan, address, dns, http, over_splicers, over_tokio, over_tokio_suspended, pem, proxy_header, sniff, socks4,
+    socks5, socks5_datagram, target_rule, tls, upstream,
 };
 
 /// The number of cases of each kind. `PROPTEST_CASES` can raise it for longer searches.
@@ -70,6 +70,11 @@ proptest! {
     }
 
     #[test]
+    fn a_query_of_dns_means_what_it_means_to_others(bytes in queries()) {
+        dns(&bytes);
+    }
+
+    #[test]
     fn an_upstream_proxys_answer_depends_only_on_its_bytes(bytes in answers()) {
         upstream(&bytes);
     }
@@ -102,6 +107,32 @@ fn handshakes() -> impl Strategy<Value = Vec<u8>> {
         }
         bytes
     })
+}
+
+/// Returns bytes that mostly form a query of DNS.
+fn queries() -> impl Strategy<Value = Vec<u8>> {
+    let parts: [&[u8]; 12] = [
+        b"\x01a",
+        b"\x04tEst",
+        b"\0",
+        b"\0\x01\0\x01",
+        b"\0\x1c\0\x01",
+        b"\0\x41\0\x01",
+        b"\0\0\x29\x10\0\0\0\0\0\0\0",
+        b"\0\0\x29\x02\0\0\x01\0\0\0\0",
+        b"\xc0\x0c",
+        b"\x03a.b",
+        b"\0\xfa\0\xff\0\0\0\0\0\0",
+        b"\x3f",
+    ];
+    let rest = prop::collection::vec(prop::sample::select(parts.to_vec()), 0..8);
+    let header = prop::sample::select(vec![
+        &b"id\x01\0\0\x01\0\0\0\0\0\0"[..],
+        b"id\0\x10\0\x01\0\0\0\0\0\x01",
+        b"id\x01\x20\0\x01\0\0\0\0\0\x02",
+        b"id\x28\0\0\x02\0\0\0\0\0\0",
+    ]);
+    (any::<u8>(), header, rest).prop_map(|(choice, header, rest)| [&[choice], header, &rest.concat()].concat())
 }
 
 fn socks4_requests() -> impl Strategy<Value = Vec<u8>> {
@@ -228,6 +259,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         ("proxy_header", proxy_header),
         ("tls", tls),
         ("sniff", sniff),
+        ("dns", dns),
         ("pem", pem),
         ("upstream", upstream),
     ] {

@@ -123,6 +123,17 @@ impl TargetRules {
         self.allow_by_port(by_name, port)
     }
 
+    /// Returns ports on which a rule allows a name: one of each range of ports that have the same
+    /// rules, for the name and for one of its addresses.
+    pub(super) fn ports_of_name(&self, name: &str, ip: Option<IpAddr>) -> impl Iterator<Item = u16> {
+        let mut edges = vec![1];
+        for list in [&self.allow, &self.deny].into_iter().flatten() {
+            list.add_edges(name, ip, &mut edges);
+        }
+        let is_allowed = |port: &u16| matches!(self.allow_name(name, *port), Ok(true));
+        edges.into_iter().filter(is_allowed)
+    }
+
     fn by_name(&self, name: &str, port: u16) -> Result<Found<'_>, Denied> {
         let name = canonical_name(name).ok_or_else(|| Denied::Rule(NO_NAME.into()))?;
         self.not_refused(|list| list.by_name(&name, port))
@@ -157,7 +168,7 @@ fn refused(deny: &Found<'_>, allow: &Found<'_>) -> Result<(), Denied> {
         .map_or(Ok(()), |rule| Err(Denied::Rule(format!("--to-deny {rule}").into())))
 }
 
-const NOT_ALLOWED: &str = "--to-allow, where no rule matches";
+pub(super) const NOT_ALLOWED: &str = "--to-allow, where no rule matches";
 const NO_NAME: &str = "the target rules, because a part of the name is empty";
 const UNRESOLVED: &str = "--to-deny, because it has networks and an upstream proxy looks up the name";
 

@@ -26,8 +26,8 @@ fn descriptors(settings: &Settings) -> Note {
             return note.advise("lower nofile, or raise the hard limit (LimitNOFILE= of a unit)");
         }
     };
-    let listeners = settings.services.iter().flat_map(|service| &service.listen);
-    let listeners = listeners.map(|range| usize::from(range.count)).sum();
+    let listeners = settings.services.iter().flat_map(|service| service.listeners());
+    let listeners = listeners.map(|(range, _)| usize::from(range.count)).sum();
     let shares = Descriptors::divide(limit, listeners);
     let (asked, room) = (settings.limits.max_conns, shares.sessions());
     let wanted = asked.map_or(FEW_SESSIONS, NonZeroUsize::get);

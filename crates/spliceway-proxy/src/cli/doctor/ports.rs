@@ -8,7 +8,7 @@ use spliceway_protocol::address::{ListenAddress, ListenRange};
 
 use crate::net::holder::{Holder, holder};
 use crate::net::listener::{Transport, try_out};
-use crate::settings::Settings;
+use crate::settings::{Purpose, Settings};
 
 const CHECK: &str = "listen";
 
@@ -16,10 +16,14 @@ const CHECK: &str = "listen";
 pub(super) async fn notes(settings: &Settings) -> Vec<Note> {
     let mut notes = Vec::new();
     for service in &settings.services {
-        for range in &service.listen {
-            let title = |address: &str| format!("{} on {address}", service.name);
-            let is_behind_tproxy = service.kind.is_behind_tproxy();
-            notes.extend(of_range(range, service.transport, is_behind_tproxy, title).await);
+        for (range, purpose) in service.listeners() {
+            let (title, is_behind_tproxy) = match purpose {
+                Purpose::Sessions(_) => ("", service.kind.is_behind_tproxy()),
+                Purpose::Dns(Transport::Datagrams) => (" for DNS by UDP", false),
+                Purpose::Dns(Transport::Streams) => (" for DNS", false),
+            };
+            let title = |address: &str| format!("{} on {address}{title}", service.name);
+            notes.extend(of_range(&range, purpose.transport(), is_behind_tproxy, title).await);
         }
     }
     let remote = settings.remote_admin.as_ref().map(|(address, _)| address);

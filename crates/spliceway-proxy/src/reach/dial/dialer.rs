@@ -1,7 +1,7 @@
 //! The dialer: connects to targets and looks up their addresses.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::attempts::first_to_connect;
 use super::error::DialError;
-use super::happy_eyeballs::HappyEyeballs;
+use super::happy_eyeballs::{ADDRESSES_MAX, Family, HappyEyeballs};
 use super::request::{Caller, DialRequest, Purpose};
 use super::resolver::{
     Found, Lookup, LookupError, MemberList, Memory, Pending, Reading, Resolver, ResolverSettings, SearchEnd, within,
@@ -172,6 +172,57 @@ impl Dialer {
             }
         }
         if allowed.is_empty() { Err(refused) } else { Ok(allowed) }
+    }
+
+    /// Returns the addresses of one family that a name has, at most 16, for a client that asks for
+    /// them. The search domains are those of the client, so only the whole name is looked up. The
+    /// program would connect to these addresses, on some port on which a rule allows the name.
+    /// There are none if the name has addresses of the other family only. Cancel safe.
+    ///
+    /// # Errors
+    /// Returns a denial if every address is denied, or the error of the lookup.
+    pub(crate) async fn addresses_for_client(
+        &self,
+        name: &str,
+        family: Family,
+        client: IpAddr,
+    ) -> Result<Vec<IpAddr>, DialError> {
+        let caller = self.caller(Some(client.into()));
+        let mut found = Err(LookupError::NoAddress);
+        for reading in self.readings(name, Purpose::Target(None)) {
+            if reading.name.trim_end_matches('.') != name {
+                continue;
+            }
+            let lookup = async {
+                match self.resolver.look_up(&reading, caller) {
+                    Lookup::Whole(lookup) => lookup.await,
+                    Lookup::Families([v6, v4]) => match family {
+                        Family::V6 => v6.await,
+                        Family::V4 => v4.await,
+                    }
+                    .into_addresses(),
+                }
+            };
+            found = within(caller.deadline, lookup).await;
+            if found.as_ref().is_ok_and(|found| !found.is_empty()) {
+                break;
+            }
+        }
+        let mut addresses = found?;
+        addresses.retain(|ip| Family::from(*ip) == family);
+        let mut refused = None;
+        addresses.retain(|ip| match self.policy.check_address_of(name, *ip) {
+            Ok(()) => true,
+            Err(denied) => {
+                refused = Some(DialError::Denied(denied, Some(*ip)));
+                false
+            }
+        });
+        addresses.truncate(ADDRESSES_MAX);
+        match refused {
+            Some(refused) if addresses.is_empty() => Err(refused),
+            _ => Ok(addresses),
+        }
     }
 
     /// Returns every address that a name stands for, and how long the answer is valid. With

@@ -24,7 +24,7 @@ pub(super) const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 pub(super) const ADDRESSES_MAX: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Family {
+pub(crate) enum Family {
     V6,
     V4,
 }

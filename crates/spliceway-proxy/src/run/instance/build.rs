@@ -86,6 +86,9 @@ pub(super) fn build(
     for reason in session::refusals(service) {
         traffic.may_refuse(reason);
     }
+    if !service.dns_listen.is_empty() {
+        traffic.may_answer_dns();
+    }
     let policy = |access: &TargetAccess| policy(service, access, clients, process);
     let originator = originator(service, before);
     let dialer = dialer(service, policy(&service.targets), before, transient)?.with_tls(originator);

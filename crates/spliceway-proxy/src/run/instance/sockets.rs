@@ -17,10 +17,11 @@ use crate::net::listener::{self, Accepted, Listener, ModeChange, Transport};
 use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
 use crate::session::Process;
 use crate::session::Service;
+use crate::session::dns::NameServer;
 use crate::session::udp::{Opener, Port};
 use crate::session::{self, Arrival};
 use crate::settings::exposure::Reach;
-use crate::settings::{Kind, ServiceSettings};
+use crate::settings::{Kind, Purpose, ServiceSettings};
 
 /// Binds listeners, and accepts their clients.
 #[derive(Clone)]
@@ -28,12 +29,13 @@ pub(super) struct Acceptor {
     process: Arc<Process>,
     alive: Alive,
     finishing: Arc<Finishing>,
+    names: Arc<NameServer>,
 }
 
 /// The listeners of one address: one, or as many as a name has addresses.
 pub(super) struct OpenAddress {
     address: ListenAddress,
-    transport: Transport,
+    purpose: Purpose,
     /// The name of the service that clients reach.
     service: Arc<str>,
     pub(super) sockets: Vec<OpenSocket>,
@@ -71,6 +73,7 @@ impl Acceptor {
             process,
             alive,
             finishing: Arc::default(),
+            names: NameServer::new(),
         }
     }
 
@@ -81,19 +84,28 @@ impl Acceptor {
     /// Binds the listeners of an address, and adds them to the list of own listeners.
     ///
     /// A process that was started to take over uses the listeners of `service` that it received.
-    pub(super) async fn bind(&self, address: &ListenAddress, service: &ServiceSettings) -> io::Result<Vec<Bound>> {
-        let left = match service.transport {
-            Transport::Datagrams => self.finishing.at(address, &service.name),
-            Transport::Streams => Vec::new(),
+    pub(super) async fn bind(
+        &self,
+        address: &ListenAddress,
+        service: &ServiceSettings,
+        purpose: Purpose,
+    ) -> io::Result<Vec<Bound>> {
+        let left = match purpose {
+            Purpose::Sessions(Transport::Datagrams) => self.finishing.at(address, &service.name),
+            Purpose::Sessions(Transport::Streams) | Purpose::Dns(_) => Vec::new(),
         };
         if !left.is_empty() {
             let again = |left: Left| self.bound(left.listener, Some(left.port));
             return left.into_iter().map(again).collect();
         }
         let adopted = &self.process.adopted;
-        let found = adopted.bind(&role(&service.name), address, service.transport).await?;
+        let role = role(&service.name, purpose);
+        let found = adopted.bind(&role, address, purpose.transport()).await?;
         let bound = |listener: Listener| {
             let listener = Arc::new(listener);
+            if matches!(purpose, Purpose::Dns(_)) {
+                return self.bound(listener, None);
+            }
             if found.are_received {
                 check_options(&listener, service)?;
                 let (listener, kind) = (Arc::clone(&listener), service.kind.clone());
@@ -115,13 +127,11 @@ impl Acceptor {
     pub(super) fn open(
         &self,
         address: ListenAddress,
+        purpose: Purpose,
         bound: Vec<Bound>,
         to: &Assignment,
         accepting: &mut JoinSet<()>,
     ) -> OpenAddress {
-        let transport = bound
-            .first()
-            .map_or(Transport::Streams, |bound| bound.listener.transport());
         let sockets = bound.into_iter().map(|bound| {
             let (reach, described) = (bound.reach(), bound.describe().into());
             let (sender, receiver) = watch::channel(to.clone());
@@ -130,7 +140,7 @@ impl Acceptor {
             if let Some(port) = &bound.port {
                 port.reopens();
             }
-            accepting.spawn(self.clone().accept(bound, address.clone(), receiver));
+            accepting.spawn(self.clone().accept(bound, address.clone(), purpose, receiver));
             OpenSocket {
                 reach,
                 described,
@@ -141,14 +151,14 @@ impl Acceptor {
         OpenAddress {
             sockets: sockets.collect(),
             address,
-            transport,
+            purpose,
             service: Arc::clone(&to.service.name),
         }
     }
 
     /// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
     /// program stops.
-    async fn accept(self, bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>) {
+    async fn accept(self, bound: Bound, address: ListenAddress, purpose: Purpose, to: watch::Receiver<Assignment>) {
         let Bound { listener, port, own } = bound;
         let (service, health) = (Arc::clone(&to.borrow().service.name), &self.process.health);
         let guard = health.guard(&format!("the {service} listener on {}", listener.describe()));
@@ -159,7 +169,9 @@ impl Acceptor {
                 () = unwanted => {}
             }
         };
-        if let Listener::Udp(socket) = &*listener {
+        if let Purpose::Dns(_) = purpose {
+            self.answer(&listener, &to, stop).await;
+        } else if let Listener::Udp(socket) = &*listener {
             match port.map_or_else(|| Port::new(Arc::clone(socket)), Ok) {
                 Ok(port) => {
                     let left = Left {
@@ -209,6 +221,41 @@ impl Acceptor {
         };
         let (gate, admission) = (&process.gate, &process.admission);
         gate.accept(listener, admission, &failed, stop, serve).await;
+    }
+
+    /// Answers the DNS queries that a listener receives until `stop` is ready.
+    async fn answer(&self, listener: &Listener, to: &watch::Receiver<Assignment>, stop: impl Future<Output = ()>) {
+        let (process, server) = (&self.process, &self.names);
+        let service = || Arc::clone(&to.borrow().service);
+        let Listener::Udp(socket) = listener else {
+            let failed = |errno| process.metrics.accept_failed(errno);
+            let serve = |accepted, permit| server.accept(accepted, permit, service());
+            return process
+                .gate
+                .accept(listener, &process.admission, &failed, stop, serve)
+                .await;
+        };
+        let mut stop = pin!(stop);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => return,
+                // Another process receives the datagrams while the gate is closed.
+                () = process.gate.is(true) => {}
+            }
+            tokio::select! {
+                biased;
+                () = &mut stop => return,
+                () = process.gate.is(false) => {}
+                served = server.serve(socket, service) => {
+                    if let Err(error) = served {
+                        tracing::error!(%error, "cannot receive datagrams");
+                        process.health.fail("the task that answers DNS");
+                    }
+                    return;
+                }
+            }
+        }
     }
 
     /// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
@@ -263,6 +310,11 @@ impl Bound {
     pub(super) fn describe(&self) -> String {
         self.listener.describe()
     }
+
+    /// Returns what the log says about the listener.
+    pub(super) fn line(&self, service: &str, purpose: Purpose) -> String {
+        format!("{service} {} on {}", purpose.as_str(), self.describe())
+    }
 }
 
 impl OpenAddress {
@@ -273,7 +325,7 @@ impl OpenAddress {
     /// Returns the open listeners, for another process.
     pub(super) fn listeners(&self) -> Offered {
         Offered {
-            role: role(&self.service),
+            role: role(&self.service, self.purpose),
             address: self.address.to_string(),
             listeners: self
                 .sockets
@@ -307,9 +359,10 @@ impl OpenAddress {
     }
 
     /// Returns whether these listeners would do for `address` of this service.
-    pub(super) fn is_at(&self, address: &ListenAddress, service: &str, transport: Transport) -> bool {
-        let open = (&self.address, &*self.service, self.transport);
-        listener::does_for(open, (address, service, transport))
+    pub(super) fn is_at(&self, address: &ListenAddress, service: &str, purpose: Purpose) -> bool {
+        let transport = purpose.transport();
+        let open = (&self.address, &*self.service, transport);
+        self.purpose == purpose && listener::does_for(open, (address, service, transport))
     }
 
     /// Returns whether the kernel refuses a listener on `address` while these are open.
@@ -328,7 +381,8 @@ impl OpenAddress {
             let described = socket.described.trim_end_matches("/udp");
             described.parse::<SocketAddr>().ok()
         });
-        self.transport == transport && own.any(|own| own.port() == port && ip.is_none_or(|ip| overlaps(own.ip(), ip)))
+        self.purpose.transport() == transport
+            && own.any(|own| own.port() == port && ip.is_none_or(|ip| overlaps(own.ip(), ip)))
     }
 
     /// Checks that these listeners are fit for a service, and changes nothing.
@@ -336,6 +390,9 @@ impl OpenAddress {
     /// # Errors
     /// Returns an error if a listener is unfit for the service.
     pub(super) fn check(&self, service: &ServiceSettings) -> io::Result<()> {
+        if let Purpose::Dns(_) = self.purpose {
+            return Ok(());
+        }
         let mut open = self.sockets.iter().filter_map(|socket| socket.listener.upgrade());
         open.try_for_each(|listener| check_options(&listener, service))
     }
@@ -363,8 +420,10 @@ impl OpenAddress {
         if self.address == address && self.sockets.iter().all(is_same) {
             return;
         }
-        for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
-            set_options_or_log(&listener, &to.service.kind);
+        if let Purpose::Sessions(_) = self.purpose {
+            for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
+                set_options_or_log(&listener, &to.service.kind);
+            }
         }
         let change = match (&self.address, &address) {
             (ListenAddress::Unix { mode: from, .. }, ListenAddress::Unix { path, mode }) => {
@@ -399,10 +458,10 @@ impl std::fmt::Display for OpenAddress {
 pub(super) fn explained(
     error: io::Error,
     address: &ListenAddress,
-    service: &ServiceSettings,
+    purpose: Purpose,
     open: &[OpenAddress],
 ) -> io::Error {
-    let in_the_way = || open.iter().find(|open| open.excludes(address, service.transport));
+    let in_the_way = || open.iter().find(|open| open.excludes(address, purpose.transport()));
     match error.kind() {
         io::ErrorKind::AddrInUse => in_the_way().map_or(error, |open| {
             let (at, name) = (open.describe().collect::<Vec<_>>().join(", "), &open.service);
@@ -449,9 +508,12 @@ fn unfit(listener: &Listener, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot listen on {listener} for TPROXY: {error}"))
 }
 
-/// Returns the role of a service's listeners, which differs from that of the operator's listeners.
-fn role(service: &str) -> String {
-    format!("service {service}")
+/// Returns the role of listeners of a service, which differs from that of the operator's listeners.
+fn role(service: &str, purpose: Purpose) -> String {
+    match purpose {
+        Purpose::Sessions(_) => format!("service {service}"),
+        Purpose::Dns(_) => format!("DNS of {service}"),
+    }
 }
 
 /// Waits until the listener leads to no service, or to one that has stopped accepting.

@@ -17,10 +17,10 @@ use crate::names::NameServer;
 use crate::sni::{HELLOS, HIDDEN, alert, followed_name, hello, named, records};
 
 /// The servers of the allowed names, and the port of TLS.
-const GOOD: &str = "10.77.1.10";
-const GOOD_V6: &str = "2001:db8:1::10";
+pub(super) const GOOD: &str = "10.77.1.10";
+pub(super) const GOOD_V6: &str = "2001:db8:1::10";
 /// A server that no rule allows.
-const OTHER: &str = "10.77.1.20";
+pub(super) const OTHER: &str = "10.77.1.20";
 const OTHER_V6: &str = "2001:db8:1::20";
 /// A server that a rule allows by its address, on port 22.
 const LISTED: &str = "10.77.1.30";
@@ -29,13 +29,13 @@ const RULES: &str = "good.test:80,443 good6.test:443 *.wild.test:443 xn--bcher-k
                      rebind.test 10.77.1.30:22";
 
 /// A network in which the gateway knows names, and redirects all connections of the client.
-struct Guarded {
-    network: Network,
-    names: NameServer,
+pub(super) struct Guarded {
+    pub(super) network: Network,
+    pub(super) names: NameServer,
 }
 
 impl Guarded {
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         let network = Network::new()?;
         let addresses = [GOOD, OTHER, LISTED].map(|ip| format!("address add {ip}/24 dev left"));
         let addresses_v6 = [GOOD_V6, OTHER_V6].map(|ip| format!("address add {ip}/64 dev left nodad"));
@@ -54,7 +54,7 @@ impl Guarded {
         Some(Self { network, names })
     }
 
-    fn start(&self, arguments: &[&str]) -> Program {
+    pub(super) fn start(&self, arguments: &[&str]) -> Program {
         let common = [
             "transparent",
             "-l",
@@ -86,7 +86,7 @@ impl Guarded {
         self.program(&[&["--names"], &rules[..], arguments].concat())
     }
 
-    fn listen(&self, ip: &str, port: u16) -> TcpListener {
+    pub(super) fn listen(&self, ip: &str, port: u16) -> TcpListener {
         let address = SocketAddr::new(ip.parse().unwrap(), port);
         let listener = self
             .network
@@ -97,7 +97,7 @@ impl Guarded {
         listener
     }
 
-    fn connect(&self, address: &str) -> TcpStream {
+    pub(super) fn connect(&self, address: &str) -> TcpStream {
         let client = self.network.0.node(CLIENT).inside(|| connect(address.parse().unwrap()));
         client.set_nodelay(true).unwrap();
         client

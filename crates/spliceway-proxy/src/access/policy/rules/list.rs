@@ -140,20 +140,43 @@ impl RuleList {
     /// Returns the rules for `name`, which is canonical.
     pub(super) fn by_name<'a>(&'a self, name: &str, port: u16) -> Found<'a> {
         let mut found = Found::default();
-        // From the shortest end of the name to the longest, so that the last match is the most
-        // specific one.
-        let ends = name.rmatch_indices('.').map(|(dot, _)| &name[dot + 1..]);
-        for (end, count) in ends.zip(1_u16..) {
-            if self.labels & label_bit(count.into()) != 0
-                && let Some((name, ports)) = self.below.get_key_value(end)
-            {
-                found.add(ports, count, MatchedHosts::Below(name), port);
-            }
-        }
-        if let Some((name, ports)) = self.names.get_key_value(name) {
-            found.add(ports, WHOLE_NAME, MatchedHosts::Name(name), port);
+        for (rank, hosts, ports) in self.of_name(name) {
+            found.add(ports, rank, hosts, port);
         }
         found
+    }
+
+    /// Returns the ports of each rule for `name`, the most specific one last.
+    fn of_name(&self, name: &str) -> impl Iterator<Item = (Rank, MatchedHosts<'_>, &PortSet)> {
+        // From the shortest end of the name to the longest.
+        let ends = name.rmatch_indices('.').map(|(dot, _)| &name[dot + 1..]);
+        let below = ends.zip(1_u16..).filter_map(|(end, count)| {
+            let may_be = self.labels & label_bit(count.into()) != 0;
+            let (name, ports) = may_be.then(|| self.below.get_key_value(end)).flatten()?;
+            Some((count, MatchedHosts::Below(name), ports))
+        });
+        let whole = self.names.get_key_value(name).into_iter();
+        below.chain(whole.map(|(name, ports)| (WHOLE_NAME, MatchedHosts::Name(name), ports)))
+    }
+
+    /// Adds the ports from which on the rules for a name, one of its addresses and all hosts may
+    /// decide otherwise than for the port before.
+    pub(super) fn add_edges(&self, name: &str, ip: Option<IpAddr>, edges: &mut Vec<u16>) {
+        let of_name = self.of_name(name).map(|(_, _, ports)| ports);
+        of_name.chain(&self.all).for_each(|ports| ports.add_edges(edges));
+        match ip {
+            Some(IpAddr::V4(ip)) => {
+                for (_, ports) in self.v4.cover(&Ipv4Net::from(ip)) {
+                    ports.add_edges(edges);
+                }
+            }
+            Some(IpAddr::V6(ip)) => {
+                for (_, ports) in self.v6.cover(&Ipv6Net::from(ip)) {
+                    ports.add_edges(edges);
+                }
+            }
+            None => {}
+        }
     }
 
     /// Returns the rules for `ip`, which is canonical.
@@ -248,6 +271,14 @@ impl PortSet {
             meet
         });
         listed.ranges.shrink_to_fit();
+    }
+
+    /// Adds the first port of each range, and the port after its last one.
+    fn add_edges(&self, edges: &mut Vec<u16>) {
+        for (first, last) in self.0.iter().flat_map(|listed| &listed.ranges) {
+            edges.push(*first);
+            edges.extend(last.checked_add(1));
+        }
     }
 
     fn is_every(&self) -> bool {

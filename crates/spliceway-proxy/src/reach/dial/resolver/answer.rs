@@ -30,6 +30,18 @@ pub(in crate::reach::dial) struct Found {
     pub(in crate::reach::dial) no_such_name: bool,
 }
 
+impl Found {
+    /// Returns the addresses. That there is no such name is an error.
+    pub(in crate::reach::dial) fn into_addresses(self) -> Result<Vec<IpAddr>, LookupError> {
+        let has_no_name = self.no_such_name && self.addresses.as_ref().is_ok_and(Vec::is_empty);
+        if has_no_name {
+            Err(LookupError::NoAddress)
+        } else {
+            self.addresses
+        }
+    }
+}
+
 /// A lookup in progress.
 pub(in crate::reach::dial) enum Lookup<'a> {
     Whole(Pending<'a, Result<Vec<IpAddr>, LookupError>>),

@@ -40,6 +40,13 @@ pub(crate) enum ResolverSettings {
     Servers(Vec<SocketAddr>),
 }
 
+impl ResolverSettings {
+    /// Returns whether the operator has named this server.
+    pub(crate) fn has(&self, server: SocketAddr) -> bool {
+        matches!(self, Self::Servers(servers) if servers.contains(&server))
+    }
+}
+
 pub(in crate::reach::dial) struct Resolver {
     pub(super) from: Servers,
     pub(super) files: Arc<Files>,
