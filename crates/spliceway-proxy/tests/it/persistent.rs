@@ -187,7 +187,7 @@ fn a_connection_stays_open_as_both_sides_say() {
 
 /// Such a client would wait for more after the last chunk.
 #[test]
-fn a_client_of_http_1_0_gets_a_chunked_answer_and_the_end_of_its_connection() {
+fn a_chunked_answer_to_http_1_0_ends_with_the_connection() {
     let program = Program::proxy("http", &[]);
     let (listener, address) = listen();
     let mut client = program.connect();

@@ -349,7 +349,7 @@ fn equal_lengths_become_one_and_a_coding_removes_them() {
 }
 
 #[test]
-fn a_client_that_reads_no_chunks_gets_them_up_to_the_end_of_its_connection() {
+fn chunks_for_a_client_that_reads_none_end_with_its_connection() {
     let exchange = Exchange {
         reads_chunks: false,
         ..KEPT
