@@ -31,6 +31,8 @@ mod elsewhere;
 mod endpoint;
 mod limits;
 #[cfg(target_os = "linux")]
+mod mirror;
+#[cfg(target_os = "linux")]
 mod pipe;
 #[cfg(target_os = "linux")]
 mod pool;
@@ -70,8 +72,10 @@ mod write_events;
 pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
 #[cfg(not(target_os = "linux"))]
-pub use elsewhere::PipePool;
+pub use elsewhere::{Mirror, PipePool};
 pub use limits::{Limits, PoolStats, SizeClass};
+#[cfg(target_os = "linux")]
+pub use mirror::{Mirror, MirrorEnd, MirrorState};
 #[cfg(target_os = "linux")]
 pub use pipe::{Drain, Fill, Pipe};
 #[cfg(target_os = "linux")]

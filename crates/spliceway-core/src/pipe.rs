@@ -24,8 +24,8 @@ use crate::sys::{self, Errno};
 /// of its slots are in use. A slot can hold a fragment of up to 32 KiB, or one of 100 bytes.
 #[derive(Debug)]
 pub struct Pipe {
-    reader: OwnedFd,
-    writer: OwnedFd,
+    pub(crate) reader: OwnedFd,
+    pub(crate) writer: OwnedFd,
     capacity: usize,
     len: usize,
     sound: bool,

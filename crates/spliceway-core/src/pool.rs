@@ -353,7 +353,7 @@ struct Open {
 }
 
 /// A reservation for one pipe in a pool's budget. Dropping it frees the room.
-struct Reservation {
+pub(crate) struct Reservation {
     pool: Arc<Shared>,
     capacity: usize,
 }
@@ -440,6 +440,13 @@ impl PooledPipe {
         if let Some(lent) = self.lent.take() {
             lent.close_dirty();
         }
+    }
+
+    /// Returns the pipe, to be closed and never lent again, and its room in the budget. Drop the
+    /// pipe first.
+    pub(crate) fn into_pipe(mut self) -> (Pipe, Reservation) {
+        let Open { pipe, reservation } = *self.lent.take().expect("lent until dropped").0;
+        (pipe, reservation)
     }
 
     /// Returns the class that this pipe serves.

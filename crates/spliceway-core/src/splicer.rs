@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::counts::Counts;
 use crate::endpoint::Endpoint;
 use crate::limits::SizeClass;
+use crate::mirror::Mirror;
 use crate::pipe::{Drain, Fill};
 use crate::pool::{PipePool, PooledPipe};
 use crate::reason::Reason;
@@ -190,6 +191,15 @@ impl Splicer {
     pub fn in_flight(&self) -> usize {
         // At most one of the two lengths is above 0.
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
+    }
+
+    /// Duplicates the bytes in flight into a mirror. Call this after each [`Read`] that brought
+    /// bytes, before the next write. `scratch` must be the buffer of the read.
+    pub fn mirror(&self, mirror: &mut Mirror, scratch: &[u8]) {
+        match &self.pipe {
+            Some((_, pipe)) if !pipe.is_empty() => mirror.tee(pipe),
+            _ => mirror.write(self.unsent.bytes(scratch)),
+        }
     }
 
     /// Removes and returns the bytes in flight, for a caller that continues without the splicer.

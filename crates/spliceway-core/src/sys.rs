@@ -52,6 +52,11 @@ pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Re
     rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
 }
 
+/// Calls `tee(from, to, len, SPLICE_F_NONBLOCK)` between two pipes.
+pub(crate) fn tee(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
+    rustix::pipe::tee(from, to, len, SpliceFlags::NONBLOCK)
+}
+
 /// Returns a number for this process that differs from the number of each process from which it was
 /// forked. A call costs one load. If the kernel cannot clear pages (before Linux 4.14), it costs a
 /// system call, `getpid(2)`.
@@ -126,7 +131,7 @@ pub(crate) fn write_without_sigpipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<
 
 /// Blocks `SIGPIPE` in this thread for the call, and consumes the signal that the call may have
 /// raised. (The kernel sends that signal to the calling thread.)
-fn without_sigpipe(
+pub(crate) fn without_sigpipe(
     call: impl FnOnce() -> Result<usize, Errno>,
     may_have_raised: impl FnOnce(Result<usize, Errno>) -> bool,
 ) -> Result<usize, Errno> {

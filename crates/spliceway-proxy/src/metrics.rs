@@ -6,6 +6,7 @@
 
 mod exposition;
 mod histogram;
+mod mirrors;
 mod process;
 mod samples;
 mod series;
@@ -34,6 +35,7 @@ use crate::tls::server::Terminator;
 pub(crate) use exposition::Exposition;
 use histogram::Histogram;
 pub(crate) use histogram::Times;
+pub(crate) use mirrors::{MirrorCounts, MirrorResult};
 pub(crate) use process::ProcessMetrics;
 use samples::Labels;
 pub(crate) use samples::Samples;

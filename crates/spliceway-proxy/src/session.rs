@@ -12,6 +12,7 @@ mod handover;
 mod handshake;
 mod kept;
 mod linger;
+mod mirror;
 mod names;
 mod next_request;
 mod process;
@@ -29,6 +30,7 @@ pub(crate) mod udp;
 
 pub(crate) use facts::{Facts, Phase, Session};
 pub(crate) use handover::{Offer, Suspended};
+pub(crate) use mirror::Mirroring;
 pub(crate) use process::Process;
 pub(crate) use record::{Record, write_open};
 pub(crate) use refusals::refusals;

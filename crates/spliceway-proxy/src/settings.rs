@@ -29,7 +29,7 @@ pub(crate) use change::{Change, Changed, Condition, Edit, FileChange, Place, Ref
 pub(crate) use given::Given;
 pub(crate) use origin::Origin;
 pub(crate) use program::{SessionSettings, Settings};
-pub(crate) use service::{AcceptProxy, HostUsers, Kind, Naming, ServiceSettings, UserTargets};
+pub(crate) use service::{AcceptProxy, HostUsers, Kind, MirrorSettings, Naming, ServiceSettings, UserTargets};
 #[cfg(test)]
 pub(crate) use settle::Depth;
 pub(crate) use settle::{Source, check, settle};

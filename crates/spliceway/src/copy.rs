@@ -146,7 +146,7 @@ where
 {
     let prefix = options.0.a_to_b_prefix.clone();
     let (counts, options) = (Counts::default(), options.0.shared());
-    let mut direction = Direction::new(reader, writer, prefix, &options.a_to_b, options, &counts);
+    let mut direction = Direction::new(reader, writer, prefix, None, &options.a_to_b, options, &counts);
     direction.set_limit(stream::limit(reader));
     let ended = poll_fn(|cx| {
         let polled = direction.poll(cx, reader, writer, &counts);

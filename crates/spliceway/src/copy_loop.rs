@@ -10,6 +10,7 @@ use spliceway_core::{Counts, WaitsFor};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
+use crate::direction::OnRead;
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::worker::Worker;
@@ -108,7 +109,7 @@ impl CopyLoop {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        mut rate: Option<&mut RateWaiter>,
+        on_read: Option<&mut OnRead>,
         counts: &Counts,
     ) -> Poll<Result<DirectionEnd, Failure>>
     where
@@ -119,6 +120,7 @@ impl CopyLoop {
         // another.
         ready!(pin!(consume_budget()).poll(cx));
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
+        let (mut rate, mut mirror) = on_read.map_or((None, None), |on| (on.rate.as_mut(), on.mirror.as_mut()));
         for _ in 0..READS_PER_POLL {
             match self.poll_write_unsent(cx, writer.as_mut(), counts) {
                 Poll::Ready(written) => written.map_err(|error| (Operation::Write, error))?,
@@ -141,6 +143,9 @@ impl CopyLoop {
                 let buffer = &mut worker.scratch[..MAX_READ];
                 let read = ready!(self.poll_read(cx, reader.as_mut(), rate.as_deref_mut(), buffer));
                 let read = read.map_err(|error| (Operation::Read, error))?;
+                if let Some(mirror) = &mut mirror {
+                    mirror.write(&buffer[..read]);
+                }
                 Poll::Ready(self.write(cx, writer.as_mut(), &buffer[..read], counts))
             });
             match passed {

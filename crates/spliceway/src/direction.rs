@@ -4,7 +4,7 @@ use std::io;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use spliceway_core::{Counts, Engine, Reason};
+use spliceway_core::{Counts, Engine, Mirror, Reason};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::copy_loop::CopyLoop;
@@ -22,7 +22,16 @@ const FINISH_MAX: u64 = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct Direction {
     path: Path,
-    rate: Option<Box<RateWaiter>>,
+    on_read: Option<Box<OnRead>>,
+}
+
+/// What happens at each read of some directions.
+#[derive(Debug)]
+pub(crate) struct OnRead {
+    /// Grants the read.
+    pub(crate) rate: Option<RateWaiter>,
+    /// Gets what was read.
+    pub(crate) mirror: Option<Mirror>,
 }
 
 /// How a direction moves its bytes. The types of its ends decide this.
@@ -43,6 +52,7 @@ impl Direction {
         reader: &R,
         writer: &W,
         prefix: Bytes,
+        mut mirror: Option<Mirror>,
         own: &DirectionOptions,
         options: &Options,
         counts: &Counts,
@@ -53,13 +63,15 @@ impl Direction {
                 if engine == Engine::Copy {
                     counts.set_fallback(Reason::Disabled);
                 }
-                Path::Splice(SplicePath::new(source, sink, prefix, limit, own.begin, options))
+                let path = SplicePath::new(source, sink, prefix, limit, own.begin, options, mirror.is_some());
+                Path::Splice(path)
             }
             (None, engine) => {
                 counts.set_fallback(Reason::NotSockets);
                 match engine {
                     Engine::Splice => Path::Refused,
                     _ => {
+                        mirror.iter_mut().for_each(|mirror| mirror.write(&prefix));
                         let mut path = CopyLoop::new(prefix, limit);
                         if matches!(own.begin, Begin::Resumed | Begin::ResumedToFinish) {
                             path.resume();
@@ -71,7 +83,10 @@ impl Direction {
         };
         Self {
             path,
-            rate: own.rate.clone().map(|rate| Box::new(RateWaiter::new(rate))),
+            on_read: (own.rate.is_some() || mirror.is_some()).then(|| {
+                let rate = own.rate.clone().map(RateWaiter::new);
+                Box::new(OnRead { rate, mirror })
+            }),
         }
     }
 
@@ -87,12 +102,16 @@ impl Direction {
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
-        let rate = self.rate.as_deref_mut();
-        match &mut self.path {
-            Path::Splice(path) => path.poll(cx, reader, writer, rate, counts),
-            Path::Copy(path) => path.poll(cx, reader, writer, rate, counts),
+        let on_read = self.on_read.as_deref_mut();
+        let polled = match &mut self.path {
+            Path::Splice(path) => path.poll(cx, reader, writer, on_read, counts),
+            Path::Copy(path) => path.poll(cx, reader, writer, on_read, counts),
             Path::Refused => Poll::Ready(Err((Operation::Read, refusal()))),
+        };
+        if let (Poll::Ready(Ok(DirectionEnd::Eof)), Some(on_read)) = (&polled, &mut self.on_read) {
+            on_read.mirror.iter_mut().for_each(Mirror::finish);
         }
+        polled
     }
 
     /// Reads the bytes that the source has received by now, and then no more.
@@ -139,7 +158,8 @@ impl Direction {
             Path::Copy(path) => path.brought_bytes(),
             Path::Refused => false,
         };
-        has_bytes && self.rate.as_ref().is_some_and(|rate| rate.is_waiting())
+        let rate = self.on_read.as_ref().and_then(|on_read| on_read.rate.as_ref());
+        has_bytes && rate.is_some_and(RateWaiter::is_waiting)
     }
 
     /// Returns the number of bytes that were read and not yet delivered.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use spliceway_core::Counts;
+use spliceway_core::{Counts, Mirror};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::direction::Direction;
@@ -23,8 +23,8 @@ use crate::relay::{DirectionStage, SuspendedDirection};
 /// ```
 #[derive(Debug)]
 pub(crate) enum DirectionState {
-    /// The direction has not started. It holds the caller's bytes, which go first.
-    Start(Bytes),
+    /// The direction has not started. It holds the caller's bytes, which go first, and a mirror.
+    Start(Bytes, Option<Mirror>),
     Moving(Direction),
     /// The other direction has ended. This one ends when it has written the bytes that its source
     /// has received.
@@ -80,9 +80,9 @@ impl DirectionState {
     {
         loop {
             *self = match self {
-                Self::Start(prefix) => {
-                    let prefix = std::mem::take(prefix);
-                    let mut moving = Direction::new(reader, writer, prefix, own, options, counts);
+                Self::Start(prefix, mirror) => {
+                    let (prefix, mirror) = (std::mem::take(prefix), mirror.take());
+                    let mut moving = Direction::new(reader, writer, prefix, mirror, own, options, counts);
                     if own.begin == Begin::ResumedToFinish {
                         moving.finish();
                         Self::Finishing(moving)
@@ -127,7 +127,7 @@ impl DirectionState {
                 moving.set_limit(0);
                 Self::Moving(moving)
             }
-            Self::Start(_) => Self::Done,
+            Self::Start(..) => Self::Done,
             state => state,
         };
     }
@@ -146,7 +146,7 @@ impl DirectionState {
     pub(crate) fn take_in_flight(&mut self) -> io::Result<Bytes> {
         let lost = self.in_flight();
         let taken = match std::mem::replace(self, Self::Done) {
-            Self::Start(prefix) => Ok(prefix),
+            Self::Start(prefix, _) => Ok(prefix),
             Self::Moving(mut direction) | Self::Finishing(mut direction) => direction.take_in_flight(),
             Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => Ok(Bytes::new()),
         };
@@ -161,14 +161,14 @@ impl DirectionState {
         let remaining = match self {
             Self::Finishing(direction) => Some(direction.remaining()),
             Self::Moving(direction) => own.limit.map(|_| direction.remaining()),
-            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => own.limit,
+            Self::Start(..) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => own.limit,
         };
         let stage = match self {
             Self::Moving(direction) | Self::Finishing(direction) if direction.has_read_eof() => {
                 DirectionStage::ShuttingDown { eof: true }
             }
-            Self::Start(_) if own.begin == Begin::ResumedToFinish => DirectionStage::Finishing,
-            Self::Start(_) | Self::Moving(_) => DirectionStage::Moving,
+            Self::Start(..) if own.begin == Begin::ResumedToFinish => DirectionStage::Finishing,
+            Self::Start(..) | Self::Moving(_) => DirectionStage::Moving,
             Self::Finishing(_) => DirectionStage::Finishing,
             Self::ShuttingDown { eof } => DirectionStage::ShuttingDown { eof: *eof },
             Self::Done | Self::Broken { .. } => DirectionStage::Ended,
@@ -189,7 +189,7 @@ impl DirectionState {
             _ => Begin::Resumed,
         };
         match suspended.stage {
-            DirectionStage::Moving | DirectionStage::Finishing => Self::Start(suspended.in_flight),
+            DirectionStage::Moving | DirectionStage::Finishing => Self::Start(suspended.in_flight, None),
             DirectionStage::ShuttingDown { eof } => Self::ShuttingDown { eof },
             DirectionStage::Ended => Self::Done,
         }
@@ -198,7 +198,7 @@ impl DirectionState {
     pub(crate) fn is_held_back(&self) -> bool {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
-            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => false,
+            Self::Start(..) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => false,
         }
     }
 
@@ -207,7 +207,7 @@ impl DirectionState {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
             Self::Broken { lost } => *lost,
-            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => 0,
+            Self::Start(..) | Self::ShuttingDown { .. } | Self::Done => 0,
         }
     }
 }

@@ -36,15 +36,15 @@ pub(crate) mod splice_path {
     use bytes::Bytes;
     use spliceway_core::Counts;
 
+    use crate::direction::OnRead;
     use crate::options::{Begin, Options};
     use crate::outcome::{DirectionEnd, Failure};
-    use crate::rate_limit::RateWaiter;
 
     #[derive(Debug)]
     pub(crate) enum SplicePath {}
 
     impl SplicePath {
-        pub(crate) fn new(source: Infallible, _: Infallible, _: Bytes, _: u64, _: Begin, _: &Options) -> Self {
+        pub(crate) fn new(source: Infallible, _: Infallible, _: Bytes, _: u64, _: Begin, _: &Options, _: bool) -> Self {
             match source {}
         }
 
@@ -53,7 +53,7 @@ pub(crate) mod splice_path {
             _: &mut Context<'_>,
             _: &mut R,
             _: &mut W,
-            _: Option<&mut RateWaiter>,
+            _: Option<&mut OnRead>,
             _: &Counts,
         ) -> Poll<Result<DirectionEnd, Failure>> {
             match *self {}

@@ -172,8 +172,8 @@ pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummar
 pub use rate_limit::RateLimit;
 pub use relay::{DirectionStage, Relay, RelayParts, RelayState, SuspendedDirection, SuspendedRelay};
 pub use salvage::reset;
-#[cfg(target_os = "linux")]
-pub use spliceway_core::TcpInfo;
 pub use spliceway_core::{
     DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass, Waits,
 };
+#[cfg(target_os = "linux")]
+pub use spliceway_core::{Mirror, MirrorEnd, MirrorState, TcpInfo};

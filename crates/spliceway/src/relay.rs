@@ -119,8 +119,8 @@ where
             b,
             options: None,
             directions: Directions {
-                a_to_b: DirectionState::Start(Bytes::new()),
-                b_to_a: DirectionState::Start(Bytes::new()),
+                a_to_b: DirectionState::Start(Bytes::new(), None),
+                b_to_a: DirectionState::Start(Bytes::new(), None),
                 shared: Arc::default(),
             },
             deadlines: None,
@@ -132,10 +132,46 @@ where
     /// Creates a relay between `a` and `b` with options.
     pub fn with_options(a: A, b: B, mut options: RelayOptions) -> Self {
         let mut relay = Self::new(a, b);
-        relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b_prefix));
-        relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a_prefix));
+        relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b_prefix), None);
+        relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a_prefix), None);
         relay.options = options.into_shared();
         relay
+    }
+
+    /// Copies what the relay reads from `a` into a mirror, in order: the prefix and small messages
+    /// with a write, and bulk data with `tee(2)`. Call this before the first poll. A mirror that comes
+    /// later, or is a second one, is dropped.
+    ///
+    /// The relay never waits for a mirror. If the second pipe is full, the copy ends, and the relay
+    /// continues. For this direction, the relay uses pipes of 256 KiB, so that the second pipe has
+    /// room for several reads.
+    ///
+    /// ```no_run
+    /// # async fn example(a: tokio::net::TcpStream, b: tokio::net::TcpStream) -> std::io::Result<()> {
+    /// use spliceway::{Mirror, MirrorEnd, PipePool, Relay};
+    /// use tokio::net::{TcpStream, unix::pipe::Receiver};
+    ///
+    /// let mut relay = Relay::new(a, b);
+    /// if let Ok((mirror, reader, state)) = Mirror::new(PipePool::global()) {
+    ///     relay.mirror_a_to_b(mirror);
+    ///     tokio::spawn(async move {
+    ///         let mut observer = TcpStream::connect("127.0.0.1:9000").await?;
+    ///         spliceway::copy(&mut Receiver::from_owned_fd(reader)?, &mut observer).await?;
+    ///         if state.end() != MirrorEnd::Complete {
+    ///             spliceway::reset(observer).await;
+    ///         }
+    ///         std::io::Result::Ok(())
+    ///     });
+    /// }
+    /// # relay.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(target_os = "linux")]
+    pub fn mirror_a_to_b(&mut self, mirror: spliceway_core::Mirror) {
+        if let DirectionState::Start(_, none @ None) = &mut self.directions.a_to_b {
+            *none = Some(mirror);
+        }
     }
 
     /// Returns a handle to the live counts. It is cheap to clone, and outlives the relay.

@@ -7,13 +7,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use spliceway_core::{Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, WaitsFor, Write, WriteOutcome};
+use spliceway_core::{
+    Counts, EndKind, Engine, Next, PipeSize, Read, ReadOutcome, Side, SizeClass, SpliceThrough, Splicer, WaitsFor,
+    Write, WriteOutcome,
+};
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
+use crate::direction::OnRead;
 use crate::options::{Begin, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
-use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
 use crate::stream;
 use crate::stuck_sink::StuckSink;
@@ -57,9 +60,19 @@ impl SplicePath {
         limit: u64,
         begin: Begin,
         options: &Options,
+        is_mirrored: bool,
     ) -> Self {
-        let (pool, size) = (options.the_pool(), options.pipe_size);
-        let mut splicer = Splicer::between(source.kind(), sink.kind(), options.engine, size, pool);
+        let (pool, mut size, mut engine) = (options.the_pool(), options.pipe_size, options.engine);
+        let kinds = (source.kind(), sink.kind());
+        if is_mirrored {
+            // The second pipe has room for several reads, so that the observer may be late.
+            size = PipeSize::Fixed(SizeClass::Kib256);
+        }
+        if is_mirrored && kinds != (EndKind::Socket, EndKind::Socket) {
+            // One splice from end to end leaves nothing to duplicate.
+            engine = Engine::Copy;
+        }
+        let mut splicer = Splicer::between(kinds.0, kinds.1, engine, size, pool);
         splicer.set_limit(limit);
         splicer.preload(prefix.into());
         let is_source_new = begin == Begin::NewSocket && matches!(source, ReadySocket::Tcp(_));
@@ -79,7 +92,7 @@ impl SplicePath {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        rate: Option<&mut RateWaiter>,
+        mut on_read: Option<&mut OnRead>,
         counts: &Counts,
     ) -> Poll<Result<DirectionEnd, Failure>>
     where
@@ -88,6 +101,9 @@ impl SplicePath {
     {
         if let Startup::Unbuffer { is_source_new } = self.start {
             ready!(self.poll_unbuffer(cx, reader, writer))?;
+            if let Some(mirror) = on_read.as_mut().and_then(|on_read| on_read.mirror.as_mut()) {
+                self.splicer.mirror(mirror, &[]);
+            }
             self.start = if is_source_new {
                 Startup::Done
             } else {
@@ -111,7 +127,7 @@ impl SplicePath {
                 start,
                 finishing: *finishing,
                 stuck,
-                rate,
+                on_read,
                 counts,
             };
             parked.poll(cx, ends)
@@ -202,7 +218,7 @@ struct Ends<'a> {
     /// Whether the direction ends when its source would block.
     finishing: bool,
     stuck: &'a mut Option<Box<StuckSink>>,
-    rate: Option<&'a mut RateWaiter>,
+    on_read: Option<&'a mut OnRead>,
     counts: &'a Counts,
 }
 
@@ -227,7 +243,7 @@ impl Parked<'_> {
                     Attempt::Finish => self.splicer.set_limit(0),
                     attempt => {
                         ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
-                        ends.spent(self.splicer.in_flight());
+                        ends.has_read(self.splicer.in_flight(), self.splicer, &self.worker.scratch);
                     }
                 },
                 Next::SpliceThrough(splice) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
@@ -236,7 +252,8 @@ impl Parked<'_> {
                         ready!(ends.poll_splice_through(cx, splice, attempt))?;
                         // The difference is at most the length of one splice, so it fits into a
                         // `usize`.
-                        ends.spent((before - self.splicer.remaining()) as usize);
+                        let bytes = (before - self.splicer.remaining()) as usize;
+                        ends.has_read(bytes, self.splicer, &[]);
                     }
                 },
                 Next::Write(write) => {
@@ -395,7 +412,7 @@ impl Ends<'_> {
 
     /// Ready with the most bytes to read now, up to `max`, when the rate limit allows some.
     fn poll_max(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<usize> {
-        match &mut self.rate {
+        match self.on_read.as_mut().and_then(|on_read| on_read.rate.as_mut()) {
             Some(rate) if max > 0 => match rate.poll_grant(cx, max) {
                 Poll::Pending => self.waits(WaitsFor::RateLimit),
                 granted => granted,
@@ -410,10 +427,12 @@ impl Ends<'_> {
         Poll::Pending
     }
 
-    /// Records that this many bytes were read.
-    fn spent(&mut self, bytes: usize) {
-        if let Some(rate) = &mut self.rate {
-            rate.spent(bytes);
-        }
+    /// Records that this many bytes were read. Those that are in flight go to the mirror.
+    fn has_read(&mut self, bytes: usize, splicer: &Splicer, scratch: &[u8]) {
+        let Some(OnRead { rate, mirror }) = &mut self.on_read else {
+            return;
+        };
+        rate.iter_mut().for_each(|rate| rate.spent(bytes));
+        mirror.iter_mut().for_each(|mirror| splicer.mirror(mirror, scratch));
     }
 }

@@ -9,7 +9,7 @@ use crate::settings::config::{Config, KindArg, Value, keys};
 const ORDER: &str = "
     listen remote balance check check-expect check-interval check-rise check-fall slow-start
     each-address queue eject-after eject-time eject-max route default-target not-tls starttls
-    tproxy names names-learn transparent-source udp udp-timeout auth-file auth auth-penalty open allow-private to-allow
+    mirror mirror-share tproxy names names-learn transparent-source udp udp-timeout auth-file auth auth-penalty open allow-private to-allow
     to-deny advertise user-max-conns user-rate-in user-rate-out user-quota quota-file
     handshake-timeout allow deny accept-proxy proxy-from tls-cert tls-key tls-dir acme acme-state
     acme-accept-terms acme-directory acme-email acme-ca acme-http tls-min tls-alpn tls-unknown-name

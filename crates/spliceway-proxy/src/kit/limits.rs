@@ -62,6 +62,15 @@ pub(crate) fn datagram_sessions(max: usize, has_other_services: bool) -> usize {
     half.max(1)
 }
 
+/// Returns the most mirrors at the same time. This is 1/128 of the descriptors, because each mirror
+/// has three: both ends of a pipe, and a connection.
+pub(crate) fn mirrors(descriptors: usize) -> usize {
+    (descriptors / 128).max(1)
+}
+
+/// The descriptors of one mirror.
+pub(crate) const EACH_MIRROR: usize = 3;
+
 /// Returns the most ports of sessions of datagrams. No other program of this machine can use such a
 /// port meanwhile. A quarter of the ports is for others, such as lookups of names.
 pub(crate) fn datagram_ports() -> usize {

@@ -34,6 +34,11 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
         "lost_bytes",
         "Bytes read from one side and not delivered to the other when the session ended",
     ),
+    ("mirror_sessions", "Copies for an observer that have ended, by result"),
+    (
+        "mirror_bytes",
+        "Bytes that observers got; counted after each 1 MiB and at the end of a copy",
+    ),
     ("fallback", "Relay directions that copied instead of spliced, by reason"),
     ("datagrams", "Datagrams delivered; up is from client to target"),
     ("datagram_bytes", "Bytes of data in delivered datagrams"),
@@ -166,6 +171,12 @@ impl Now {
                 counters.add("lost_bytes", &labels, paths.lost);
                 counters.add("datagrams", &labels, passed.datagrams);
                 counters.add("datagram_bytes", &labels, passed.bytes);
+            }
+            if let Some(mirrors) = traffic.known_mirrors() {
+                counters.add("mirror_bytes", &[label], mirrors.bytes());
+                for (result, count) in mirrors.results() {
+                    counters.add("mirror_sessions", &[label, ("result", result.as_str())], count);
+                }
             }
             for (reason, count) in datagrams.drops() {
                 counters.add("datagrams_dropped", &[label, ("reason", reason.as_str())], count);

@@ -1,10 +1,11 @@
 //! The traffic of services: their sessions, relays and datagrams.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::mirrors::MirrorCounts;
 use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, Reason, RelayStats, RelaySummary};
 
@@ -22,6 +23,8 @@ pub(crate) struct Traffic {
     ledger: Mutex<Ledger>,
     /// Counts the dropped datagrams that belong to no session.
     strays: DatagramStats,
+    /// The copies for observers, if there is one.
+    mirrors: OnceLock<Arc<MirrorCounts>>,
     /// Held while totals are taken.
     scanning: tokio::sync::Mutex<()>,
 }
@@ -109,6 +112,7 @@ impl Traffic {
             active: AtomicU64::new(0),
             ledger: Mutex::default(),
             strays: DatagramStats::default(),
+            mirrors: OnceLock::new(),
             scanning: tokio::sync::Mutex::default(),
         }
     }
@@ -125,6 +129,15 @@ impl Traffic {
     /// Creates the series for this reason, so that it is 0 before the first refusal.
     pub(crate) fn may_refuse(&self, reason: Refusal) {
         add_to(&mut self.ledger().outcomes.refused, reason, 0);
+    }
+
+    /// Returns the counts of copies. The first call creates their series.
+    pub(crate) fn mirrors(&self) -> &Arc<MirrorCounts> {
+        self.mirrors.get_or_init(Arc::default)
+    }
+
+    pub(super) fn known_mirrors(&self) -> Option<&MirrorCounts> {
+        self.mirrors.get().map(|mirrors| &**mirrors)
     }
 
     /// Records that a session starts.

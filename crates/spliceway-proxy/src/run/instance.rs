@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tracing::Level;
 
 use crate::kit::alive::{Alive, MaybeAlive};
-use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
+use crate::kit::limits::{Descriptors, EACH_MIRROR, datagram_ports, datagram_sessions, mirrors};
 use crate::log::{self, announce};
 use crate::monitor::control::By;
 use crate::monitor::overview::{Overview, Served};
@@ -158,7 +158,14 @@ impl Instance {
         // The services share these descriptors evenly. The divisor is a power of two, so that few
         // new services change the share of the others.
         let shares = Descriptors::divide(self.process.descriptors, 0);
-        let transient = shares.transient() / settings.services.len().next_power_of_two();
+        let is_mirrored = settings.services.iter().any(|service| service.mirror.is_some());
+        let mirrors = EACH_MIRROR
+            * if is_mirrored {
+                mirrors(self.process.descriptors)
+            } else {
+                0
+            };
+        let transient = shares.transient().saturating_sub(mirrors) / settings.services.len().next_power_of_two();
         let addresses = self.addresses(&settings, &before, transient).await?;
         let (mut built, mut left) = (Vec::with_capacity(settings.services.len()), &addresses.planned[..]);
         for (index, service) in settings.services.iter().enumerate() {

@@ -10,6 +10,7 @@ mod spin;
 use tokio::sync::oneshot;
 
 use super::handover::{Offer, Suspended};
+use super::mirror::Mirroring;
 use super::record::Record;
 use super::step::Step;
 use crate::net::stream::Stream;
@@ -37,16 +38,18 @@ pub(super) fn relay(ends: Ends, record: Record) -> Step {
     };
     let mut options = options(relays.clone(), &rates, &client, &upstream);
     pass_truncations(&mut client, &mut upstream);
-    let state = match begin {
+    let (state, mirror) = match begin {
         Begin::New { up, down, .. } => {
             options = options.a_to_b_prefix(up).b_to_a_prefix(down);
-            None
+            (None, service.mirroring.as_ref().and_then(Mirroring::begin))
         }
-        Begin::Resume(state) => Some(state),
+        // The copy has ended in the other process.
+        Begin::Resume(state) => (Some(state), None),
     };
     let bounds = Bounds {
         options,
         state,
+        mirror,
         rates,
         offer,
     };

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use spliceway::RelayOptions;
 use spliceway_protocol::proxy;
 
@@ -13,9 +14,11 @@ use crate::access::policy::ClientPolicy;
 use crate::access::rates::RateLimits;
 use crate::kit::alive::Accepting;
 use crate::kit::health::State;
+use crate::log::LogThrottle;
 use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
+use crate::session::mirror::Mirroring;
 use crate::session::process::Process;
 use crate::settings::{AcceptProxy, HostUsers, Kind, SessionSettings};
 use crate::tls::client_name::ClientCert;
@@ -45,6 +48,8 @@ pub(crate) struct Service {
     /// Ends the TLS of the clients, if they speak it to the service.
     pub(crate) tls: Option<Arc<Terminator>>,
     pub(crate) send_proxy: Option<proxy::Version>,
+    /// Copies what clients send for an observer.
+    pub(crate) mirroring: Option<Mirroring>,
     pub(crate) dialer: Dialer,
     /// The dialers of users who have targets of their own, by their names.
     pub(crate) user_dialers: HashMap<Box<[u8]>, Dialer>,
@@ -56,6 +61,8 @@ pub(crate) struct Service {
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) traffic: Arc<Traffic>,
+    /// Limits the warnings about targets that clients have named and that were not reached.
+    pub(crate) failures: Mutex<LogThrottle>,
     pub(crate) accepting: Accepting,
     /// Whether no reload has replaced the service.
     pub(crate) in_force: Accepting,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenRange, TargetRange};
+use spliceway_protocol::address::{ListenRange, Target, TargetRange};
 use spliceway_protocol::{Spoken, proxy};
 
 use super::config;
@@ -50,6 +50,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) send_proxy: Option<proxy::Version>,
     /// Speaks TLS to targets and upstream proxies. `None` if none of them speaks it.
     pub(crate) originator: Option<Arc<Originator>>,
+    /// Who gets a copy of what clients send.
+    pub(crate) mirror: Option<MirrorSettings>,
     pub(crate) dial: DialSettings,
     /// The backends of a forwarder. `None` if there is only the target of its kind.
     pub(crate) balance: Option<BalanceSettings>,
@@ -62,6 +64,14 @@ pub(crate) struct ServiceSettings {
     pub(crate) advertise: Option<IpAddr>,
     /// What the operator has written, with the defaults for all services.
     pub(crate) config: config::Service,
+}
+
+/// Who gets a copy of what clients send.
+#[derive(Debug, Clone)]
+pub(crate) struct MirrorSettings {
+    pub(crate) observer: Target,
+    /// The share of the sessions that are mirrored, in per cent.
+    pub(crate) share: u32,
 }
 
 /// The users with a table whose names have capitals, by their names in lower case. The names of

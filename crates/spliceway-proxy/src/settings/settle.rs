@@ -16,7 +16,7 @@ use super::given::Given;
 use super::hidden::Hidden;
 use super::kind::kind;
 use super::program::{Limits, SessionSettings, Settings, Timeouts};
-use super::service::{AcceptProxy, Kind, Naming, ServiceSettings};
+use super::service::{AcceptProxy, Kind, MirrorSettings, Naming, ServiceSettings};
 use super::target_tls::{self, Servers};
 use super::targets::Lists;
 use super::tls;
@@ -374,10 +374,9 @@ fn settle_service(
     faults: &mut Faults,
 ) -> Option<ServiceSettings> {
     let chosen = parsed(&service.kind);
-    let backends = if chosen == Some(KindArg::Forward) {
-        backends(&service, faults)
-    } else {
-        Vec::new()
+    let backends = match chosen {
+        Some(KindArg::Forward) => backends(&service, faults),
+        _ => Vec::new(),
     };
     let kind = kind(&service, location, &backends, faults);
     let has_fixed_targets = matches!(chosen, Some(KindArg::Forward | KindArg::Sni));
@@ -436,6 +435,7 @@ fn settle_service(
         tls,
         send_proxy: parsed(&service.send_proxy),
         originator: faults.keep(originator).flatten().map(Arc::new),
+        mirror: faults.keep(mirror(&service)).flatten(),
         dial,
         balance,
         rates_in,
@@ -458,6 +458,7 @@ fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
         faults.add(Fault::new(at, "to_deny", why));
     }
     faults.warnings.extend(unchecked_names(settled));
+    faults.warnings.extend(unlisted_names(settled));
 }
 
 /// Returns a warning if names are refused because an upstream proxy would look them up.
@@ -470,6 +471,18 @@ fn unchecked_names(service: &ServiceSettings) -> Option<Fault> {
             "{last} looks up names, which could lead to a refused network, so names are refused; use socks5:// instead"
         );
         Fault::new(at, "to_deny", problem)
+    })
+}
+
+/// Returns a warning if clients reach every name that no rule refuses. A service that learns has no
+/// names yet.
+fn unlisted_names(service: &ServiceSettings) -> Option<Fault> {
+    let is_guard = matches!(service.kind, Kind::Transparent(_, Naming::On));
+    (is_guard && service.targets.rules.allow.is_none()).then(|| {
+        let at = service.config.names.as_ref().and_then(Value::at);
+        let problem =
+            "without to_allow, clients reach every name that to_deny does not refuse: list what they may reach";
+        Fault::new(at, "names", problem)
     })
 }
 
@@ -514,6 +527,19 @@ fn rates(key: &'static str, list: &Option<List<Rate>>) -> Result<Rates, Fault> {
     let at = list.as_ref().and_then(List::at);
     let expected = "expected at most one rate for each connection, each client and the service";
     Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, format!("{wrong}: {expected}")))
+}
+
+fn mirror(service: &config::Service) -> Result<Option<MirrorSettings>, Fault> {
+    match (&service.mirror, &service.mirror_share) {
+        (None, Some(share)) => {
+            let why = "needs mirror: expected an observer, such as mirror = \"10.0.0.9:9000\"";
+            Err(Fault::new(share.at(), "mirror_share", why))
+        }
+        (observer, _) => Ok(observer.as_ref().map(|observer| MirrorSettings {
+            observer: observer.parsed(),
+            share: service.mirror_share(),
+        })),
+    }
 }
 
 pub(super) fn dial(service: &config::Service, timeout: Duration, faults: &mut Faults) -> DialSettings {

@@ -10,6 +10,7 @@ use spliceway_protocol::proxy;
 pub(super) fn check(service: &config::Service, backends: &[BackendSettings], faults: &mut Faults) {
     let keeps_client = service.transparent_source.as_ref().filter(|keep| keep.parsed());
     let connections = [
+        ("mirror", service.mirror.as_ref().map(Value::at)),
         ("accept_proxy", service.accept_proxy.as_ref().map(Value::at)),
         ("upstream_proxy", service.upstream_proxy.as_ref().map(List::at)),
         ("transparent_source", keeps_client.map(Value::at)),

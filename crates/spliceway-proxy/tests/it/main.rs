@@ -49,6 +49,8 @@ mod log;
 // The memory of the process in a storm of clients.
 mod memory;
 mod metrics;
+// Copies for observers.
+mod mirror;
 mod mixed;
 // Pipes, devices and directories in the place of a file.
 mod named_files;

@@ -6,6 +6,8 @@
 mod faults;
 // What 10,000 idle relays hold.
 mod idle;
+// Copies for observers.
+mod mirror;
 // The options of a relay, spliced and copied, in both directions.
 mod options;
 // Boxes, `Either`, and the caller's own types.

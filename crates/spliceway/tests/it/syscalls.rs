@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs, process, thread};
 
-use spliceway::{PipePool, SizeClass};
+use spliceway::{Mirror, MirrorEnd, PipePool, SizeClass};
 use spliceway_net::has_tool;
 
 use crate::role::{self, Role, heard, say};
@@ -171,6 +171,31 @@ fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message() {
     assert_eq!(count(&calls, "splice"), 0);
 }
 
+/// The second pipe has room for everything here.
+#[test]
+fn a_mirror_gets_each_spliced_byte_by_tee_and_no_other_read() {
+    const BYTES: usize = 512 << 10;
+    let Some(calls) = trace("mirror", |mut client, mut server| {
+        let sending = thread::spawn(move || {
+            client.write_all(&vec![7; BYTES]).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            client
+        });
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), BYTES);
+        drop(sending.join().unwrap());
+    }) else {
+        return;
+    };
+    let (teed, copied) = (moved(&calls, "tee"), moved(&calls, "sendto"));
+    assert!(teed > BYTES / 2, "{teed} of {BYTES}");
+    assert_eq!((teed + copied, moved(&calls, "splice")), (BYTES, 2 * teed));
+    // Only what was copied to the server is written.
+    assert_eq!(moved(&calls, "write"), copied);
+    assert_eq!(count(&calls, "read"), 0);
+}
+
 #[test]
 fn a_short_connection_makes_no_pipe() {
     let Some(calls) = trace("short", |mut client, mut server| {
@@ -273,7 +298,7 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
 fn role_of_a_child_process() {
     let Some(role) = role::own() else { return };
     let upstream: SocketAddr = heard().parse().unwrap();
-    if role == "bulk" || role == "bursts" {
+    if ["bulk", "bursts", "mirror"].contains(&role.as_str()) {
         // The pool's first pipes and its thread do not belong to this relay.
         for class in SizeClass::ALL {
             PipePool::global().acquire(class).unwrap();
@@ -291,8 +316,16 @@ fn role_of_a_child_process() {
         // Creates everything that is created once per process.
         drop(spliceway::Relay::new(&mut client, &mut upstream));
         let _ = PipePool::global();
+        let mirrored = (role == "mirror").then(|| Mirror::new(PipePool::global()).unwrap());
         say("begin");
-        spliceway::copy_bidirectional(&mut client, &mut upstream).await.unwrap();
+        if let Some((mirror, _reader, state)) = mirrored {
+            let mut relay = spliceway::Relay::new(&mut client, &mut upstream);
+            relay.mirror_a_to_b(mirror);
+            relay.await.unwrap();
+            assert_eq!(state.end(), MirrorEnd::Complete);
+        } else {
+            spliceway::copy_bidirectional(&mut client, &mut upstream).await.unwrap();
+        }
         say("end");
     });
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use spliceway::{Peer, RelayOptions};
 use tokio::sync::oneshot;
 
@@ -15,6 +16,7 @@ use crate::net::listener::Transport;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::{DialRequest, Dialer};
 use crate::session;
+use crate::session::Mirroring;
 use crate::session::Process;
 use crate::session::Service;
 use crate::settings::exposure::Clients;
@@ -97,6 +99,10 @@ pub(super) fn build(
         let before = before.and_then(|before| before.built.service.tls.as_deref());
         before.map_or_else(|| Arc::clone(&tls), |before| Arc::new(tls.continued(before)))
     });
+    let mirroring = service.mirror.as_ref().map(|mirror| {
+        let dialer = for_operator(&dialer, process);
+        Mirroring::new(mirror, dialer, process.descriptors, Arc::clone(traffic.mirrors()))
+    });
     let service = Service {
         process: Arc::clone(process),
         name: Arc::clone(&service.name),
@@ -112,6 +118,7 @@ pub(super) fn build(
         accept_proxy: service.accept_proxy.clone(),
         tls,
         send_proxy: service.send_proxy,
+        mirroring,
         dialer,
         user_dialers,
         host_users: Arc::clone(&service.host_users),
@@ -120,6 +127,7 @@ pub(super) fn build(
         rates: rates(service, before),
         advertise: service.advertise,
         traffic,
+        failures: Mutex::default(),
         accepting: Accepting::new(),
         in_force: Accepting::new(),
     };
@@ -204,14 +212,18 @@ impl Built {
     }
 }
 
-/// Returns how the service connects to a server that the operator has named.
-fn connect_by(service: &Service) -> Connect {
+/// Returns the dialer for servers that the operator has named.
+fn for_operator(dialer: &Dialer, process: &Process) -> Dialer {
     let access = TargetAccess {
         private: PrivateTargets::All,
         rules: TargetRules::default(),
     };
-    let policy = TargetPolicy::of_access(&access, true, service.process.own.clone());
-    let dialer = service.dialer.with_policy(policy);
+    dialer.with_policy(TargetPolicy::of_access(&access, true, process.own.clone()))
+}
+
+/// Returns how the service connects to a server that the operator has named.
+fn connect_by(service: &Service) -> Connect {
+    let dialer = for_operator(&service.dialer, &service.process);
     Arc::new(move |target| {
         let dialer = dialer.clone();
         Box::pin(async move {
@@ -235,7 +247,10 @@ fn spawn(
 }
 
 fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, process: &Process) -> TargetPolicy {
-    let policy = TargetPolicy::of_access(access, clients == Clients::Local, process.own.clone());
+    // A rule for a name does not open private addresses: whoever controls the DNS of the name
+    // chooses them. That holds for clients on this machine too.
+    let are_local = clients == Clients::Local && !service.kind.reads_names();
+    let policy = TargetPolicy::of_access(access, are_local, process.own.clone());
     match service.transport {
         Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
         Transport::Streams => policy,

@@ -1,6 +1,6 @@
 //! How a relay begins: its ends, and the bytes that each end has sent before.
 
-use spliceway::{Engine, Relay, RelayOptions, RelayState};
+use spliceway::{Engine, Mirror, Relay, RelayOptions, RelayState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::access::rates::SessionRates;
@@ -40,12 +40,21 @@ impl From<Suspended> for Ends {
 }
 
 /// Returns a new relay, which counts from now on.
-pub(super) fn new_relay<A, B>(client: A, upstream: B, options: RelayOptions, guard: &mut Guard) -> Relay<A, B>
+pub(super) fn new_relay<A, B>(
+    client: A,
+    upstream: B,
+    options: RelayOptions,
+    mirror: Option<Mirror>,
+    guard: &mut Guard,
+) -> Relay<A, B>
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
     let mut relay = Relay::with_options(client, upstream, options);
+    if let Some(mirror) = mirror {
+        relay.mirror_a_to_b(mirror);
+    }
     guard.relaying(relay.stats(), relay.cancel_handle());
     relay
 }

@@ -262,7 +262,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut relay = new_relay(client, target, options, guard);
+    let mut relay = new_relay(client, target, options, None, guard);
     upload.set_relay(relay.stats(), relay.cancel_handle());
     let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
     counted(counter, relay).await
@@ -310,7 +310,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let relay = new_relay(client, target, options, guard);
+    let relay = new_relay(client, target, options, None, guard);
     let counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
     counted(counter, relay).await
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway::{Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
+use spliceway::{Mirror, Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
@@ -25,6 +25,8 @@ pub(super) struct Bounds {
     pub(super) options: RelayOptions,
     /// The state of a suspended relay.
     pub(super) state: Option<Box<RelayState>>,
+    /// The copy for an observer.
+    pub(super) mirror: Option<Mirror>,
     /// Held until the session ends.
     pub(super) rates: SessionRates,
     /// Returns the step that offers a suspended relay to another process.
@@ -33,12 +35,14 @@ pub(super) struct Bounds {
 
 /// Relays between streams that have a state in this process, so no other process can continue.
 pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mut record: Record) -> Step {
-    let Bounds { options, rates, .. } = bounds;
+    let Bounds {
+        options, rates, mirror, ..
+    } = bounds;
     Step::new(async move {
         let ended = {
             // The relay passes a reset on to an end that is a socket.
             let ends = (Spliceable::new(&mut client), Spliceable::new(&mut upstream));
-            let mut relay = new_relay(ends.0, ends.1, options, &mut record.guard);
+            let mut relay = new_relay(ends.0, ends.1, options, mirror, &mut record.guard);
             let mut counter = ByteCounter::new(record.guard.session(), ByteSource::Relay(relay.stats()));
             poll_fn(|cx| poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx))).await
         };
@@ -76,12 +80,13 @@ where
     let Bounds {
         options,
         state,
+        mirror,
         rates,
         offer,
     } = bounds;
     let guard = &mut record.guard;
     let relay = match state {
-        None => new_relay(client, upstream, options, guard),
+        None => new_relay(client, upstream, options, mirror, guard),
         Some(state) => {
             let mut relay = Relay::resume(client, upstream, options, *state);
             guard.resuming(relay.stats(), relay.cancel_handle());

@@ -19,6 +19,8 @@ use crate::reach::balance::Policy;
 
 const FORWARDERS: &[KindArg] = &[KindArg::Forward];
 const ROUTERS: &[KindArg] = &[KindArg::Sni];
+/// The services whose targets only the operator names.
+const FIXED: &[KindArg] = &[KindArg::Forward, KindArg::Sni];
 const TRANSPARENT: &[KindArg] = &[KindArg::Transparent];
 /// The services that may terminate the TLS of their clients.
 const TLS_SERVERS: &[KindArg] = &[
@@ -50,7 +52,7 @@ const ACME: FlagSpec = TLS;
 /// TLS to targets and upstream proxies.
 const TARGET_TLS: FlagSpec = FlagSpec::ANY.under("TLS to targets").rare();
 /// TLS to the targets that only the operator names.
-const FIXED_TLS: FlagSpec = TARGET_TLS.only_for(&[KindArg::Forward, KindArg::Sni]);
+const FIXED_TLS: FlagSpec = TARGET_TLS.only_for(FIXED);
 const TARGETS: FlagSpec = FlagSpec::ANY.under("Targets");
 const TIMEOUTS: FlagSpec = FlagSpec::ANY.under("Timeouts");
 const LIMITS: FlagSpec = FlagSpec::ANY.under("Limits");
@@ -306,6 +308,12 @@ tables! {
         not_tls: Value<SingleTarget> => OPTIONS.only_for(ROUTERS).takes("HOST:PORT");
         /// Protocol whose clients ask for TLS before they speak it: `postgres`
         starttls: Value<Choice<StartTlsArg>> => OPTIONS.only_for(ROUTERS).takes("PROTOCOL");
+        /// Observer, `HOST:PORT`, that gets a copy of what clients send. It never delays a session:
+        /// an observer that is too slow loses its copy
+        mirror: Value<Observer> => OPTIONS.only_for(FIXED).takes("HOST:PORT").rare();
+        /// Share of the sessions that are mirrored, in per cent
+        mirror_share: Value<Percent> = "100"
+            => OPTIONS.only_for(FIXED).takes("PERCENT").rare().requires("mirror");
         /// How to spread clients over several backends
         // Sessions differ in length, so equal numbers of new sessions are not equal load. Backends
         // with equal numbers of sessions take turns, so short sessions are spread as by
@@ -377,8 +385,8 @@ tables! {
         /// its address instead of the client's. --to-allow and --to-deny then apply to names.
         /// Clients that state no name reach only addresses that a rule of --to-allow has
         names: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
-        /// Read names as with --names, but allow what the rules do not allow. The records of these
-        /// sessions have `would_deny`
+        /// Read names as with --names, but allow what no rule allows. The records of these sessions
+        /// have `would_deny`. --to-deny stays in force
         names_learn: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
         transparent_source: Value<Flag> = (false)

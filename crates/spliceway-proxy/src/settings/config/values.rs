@@ -152,6 +152,14 @@ pub(super) fn target(typed: &str) -> Result<Destination, String> {
     sni::target_of(typed).map_err(|expected| hint().unwrap_or(expected))
 }
 
+/// Parses the observer of a mirror, which gets plain TCP.
+pub(super) fn observer(typed: &str) -> Result<Target, String> {
+    let plain = |target: &Destination| target.tls.is_none() && !matches!(target.target, Target::Unix(_));
+    let expected = || "expected HOST:PORT, because an observer gets its copy over TCP without TLS".to_owned();
+    let target = Some(target(typed)?).filter(plain).ok_or_else(expected)?;
+    Ok(target.target)
+}
+
 /// Parses a route of TLS clients.
 pub(super) fn route(typed: &str) -> Result<Route, String> {
     typed

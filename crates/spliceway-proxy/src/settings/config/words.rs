@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, TypedValueParser, ValueParser};
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenAddress, ListenRange};
+use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
 use spliceway_protocol::proxy;
 
 use super::value::{Form, List, Value, Word};
@@ -75,6 +75,8 @@ words! {
     Percent: u32 = Number, values::percent;
     /// One target, without options.
     SingleTarget: Destination = Text, values::target;
+    /// The observer of a mirror.
+    Observer: Target = Text, values::observer;
     /// A name of TLS clients, and its target.
     Route: sni::Route = Text, values::route;
     Weight: NonZeroU32 = Number, values::weight;

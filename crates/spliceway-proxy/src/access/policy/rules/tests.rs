@@ -20,6 +20,7 @@ fn rules(allow: &[&str], deny: &[&str]) -> TargetRules {
     TargetRules {
         allow: list(allow),
         deny: list(deny),
+        allows_unlisted: false,
     }
 }
 
