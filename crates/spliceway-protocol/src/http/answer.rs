@@ -3,12 +3,14 @@
 //! The head of a response tells the client whether it may send another request. It may only if all
 //! readers agree on the end of this response. Otherwise, a part of it could pass for the response
 //! to the next request. The parser repairs and forwards heads that some readers would refuse, but
-//! it then marks the response as the last one on its connection.
+//! it then marks the response as the last one on its connection. If the length is not valid, the
+//! client gets 502 in place of the response (RFC 9112 section 6.3).
 
 use httparse::Header;
 
 use super::exchange::{Exchange, Remaining, Reuse, has_bare_line_feed, persists};
-use super::framing::{length, options};
+use super::framing::{bytes, length, options};
+use super::response::{Status, kept, with_text};
 use super::{Body, Malformed, head_length_within};
 use crate::message::Message;
 
@@ -31,6 +33,8 @@ const NOT_PASSED_ON: [&str; 5] = [
 const DEMANDS_CREDENTIALS: u16 = 407;
 /// What the client gets instead.
 const BAD_GATEWAY: &str = "502 Bad Gateway\r\n";
+/// The status that ends HTTP on a connection, which only an upgrade may do.
+const SWITCHES: u16 = 101;
 
 /// Parses and rewrites the head of a target's response, together with the interim responses before
 /// it.
@@ -68,6 +72,14 @@ impl Followed {
         keeps_target: false,
         has_switched: false,
     };
+
+    fn reuse(&self) -> Reuse {
+        if self.keeps_client {
+            Reuse::KeepAlive
+        } else {
+            Reuse::Close
+        }
+    }
 
     /// Returns how many of these next bytes belong to the body. If there are more, the target is
     /// not kept, because they could pass for the answer to another request.
@@ -148,42 +160,60 @@ impl Answer {
             match status(head) {
                 Some(100 | 102..=199) => {
                     self.is_in_doubt |= !is_clear_interim(head);
-                    self.interim.extend_from_slice(head);
+                    self.interim.extend_from_slice(&interim(head));
                     self.message.clear();
                 }
                 // The client needs the fields unchanged, because they name the agreed protocol.
-                Some(101) if self.exchange.body == Body::Upgrade => {
+                Some(SWITCHES) if self.exchange.body == Body::Upgrade => {
                     self.followed = Some(Followed {
                         has_switched: true,
                         ..Followed::LAST
                     });
                     return Some([&self.interim[..], head].concat());
                 }
-                _ => {
-                    let (is_early, is_in_doubt) = (self.is_early, self.is_in_doubt);
-                    let followed = followed(head, &self.exchange, is_early).filter(|_| !is_in_doubt);
-                    let followed = followed.unwrap_or(Followed::LAST);
-                    let reuse = if followed.keeps_client {
-                        Reuse::KeepAlive
-                    } else {
-                        Reuse::Close
-                    };
+                status => {
+                    let head = std::mem::take(&mut self.message).into_held();
+                    let (last, followed) = self.last(status, &head);
                     self.followed = Some(followed);
-                    let last = rewritten(head, reuse).unwrap_or_else(|| marked(head));
                     return Some([&self.interim[..], &last].concat());
                 }
             }
         }
     }
 
+    /// Returns what the client gets in place of the final head, and what follows it.
+    fn last(&self, status: Option<u16>, head: &[u8]) -> (Vec<u8>, Followed) {
+        let followed = followed(head, &self.exchange, self.is_early).filter(|_| !self.is_in_doubt);
+        let followed = followed.unwrap_or(Followed::LAST);
+        match rewritten(head, Some(followed.reuse())) {
+            _ if status == Some(SWITCHES) => self.refusal(),
+            Ok(last) => (last, followed),
+            Err(Unclear::Length) => self.refusal(),
+            Err(Unclear::Head) => (marked(head), followed),
+        }
+    }
+
+    /// Returns the proxy's own response in place of one that is not valid. The target's connection
+    /// is not used again.
+    fn refusal(&self) -> (Vec<u8>, Followed) {
+        let response = with_text(Status::BadGateway, "The target's answer is not valid.");
+        let keeps_client = self.exchange.reuse == Reuse::KeepAlive && !self.is_early;
+        let response = if keeps_client {
+            kept(&response, self.exchange.is_head)
+        } else {
+            response
+        };
+        let followed = Followed {
+            body: Remaining::Bytes(0),
+            keeps_client,
+            ..Followed::LAST
+        };
+        (response, followed)
+    }
+
     /// Returns whether no byte of the response has arrived.
     pub fn is_empty(&self) -> bool {
         self.interim.is_empty() && self.message.held().is_empty()
-    }
-
-    /// Returns the bytes of a head that never became complete, and the interim responses before it.
-    pub fn cut_short(self) -> Vec<u8> {
-        [&self.interim[..], self.message.held()].concat()
     }
 }
 
@@ -226,8 +256,9 @@ fn followed(head: &[u8], exchange: &Exchange, is_early: bool) -> Option<Followed
     let is_read = !is_early || persists && !exchange.expects_continue;
     let keeps_client = exchange.reuse == Reuse::KeepAlive && is_read;
     Some(match body {
-        // A body in chunks that is not parsed passes through the kernel.
-        Remaining::Chunks(_) if !keeps_client => Followed::LAST,
+        // A body in chunks that is not parsed passes through the kernel. A client that cannot read
+        // chunks takes the end of the connection for that of the body.
+        Remaining::Chunks(_) if !keeps_client || !exchange.reads_chunks => Followed::LAST,
         body => Followed {
             body,
             keeps_client,
@@ -261,9 +292,17 @@ fn fields_for(head: &[u8]) -> Vec<Header<'_>> {
     vec![httparse::EMPTY_HEADER; lines]
 }
 
-/// Returns the head with what applies to the client's connection. Returns `None` if the head is not
-/// valid.
-fn rewritten(head: &[u8], reuse: Reuse) -> Option<Vec<u8>> {
+/// Why a head cannot be rewritten.
+enum Unclear {
+    /// It is not valid.
+    Head,
+    /// It states several lengths, or one that is no number.
+    Length,
+}
+
+/// Returns the head with what applies to the client's connection. An interim response has no
+/// `reuse`, and no body, whatever its fields say.
+fn rewritten(head: &[u8], reuse: Option<Reuse>) -> Result<Vec<u8>, Unclear> {
     let mut fields = fields_for(head);
     let mut parsed = httparse::Response::new(&mut fields);
     let mut lenient = httparse::ParserConfig::default();
@@ -272,26 +311,66 @@ fn rewritten(head: &[u8], reuse: Reuse) -> Option<Vec<u8>> {
     lenient.allow_obsolete_multiline_headers_in_responses(true);
     match lenient.parse_response(&mut parsed, head) {
         Ok(httparse::Status::Complete(bytes)) if bytes == head.len() => {}
-        _ => return None,
+        _ => return Err(Unclear::Head),
     }
-    let line = head.iter().position(|byte| *byte == b'\n')? + 1;
-    let mut last = match parsed.code? {
-        DEMANDS_CREDENTIALS => format!("HTTP/1.{} {BAD_GATEWAY}", parsed.version?).into_bytes(),
-        _ => head[..line].to_vec(),
+    let (version, code) = parsed.version.zip(parsed.code).ok_or(Unclear::Head)?;
+    let mut last = match code {
+        DEMANDS_CREDENTIALS => format!("HTTP/1.{version} {BAD_GATEWAY}").into_bytes(),
+        _ => status_line(head).to_vec(),
     };
-    for field in parsed
-        .headers
-        .iter()
-        .filter(|field| is_passed_on(field, parsed.headers))
-    {
-        last.extend_from_slice(field.name.as_bytes());
-        last.extend_from_slice(b": ");
-        let blank = |byte: &u8| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte };
-        last.extend(field.value.iter().map(blank));
-        last.extend_from_slice(b"\r\n");
+    let mut length = reuse.map_or(Ok(None), |_| stated_length(parsed.headers))?;
+    for field in parsed.headers.iter() {
+        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+        if is("content-length") {
+            // Equal fields become one (RFC 9110 section 8.6).
+            if let Some(length) = length.take() {
+                push(&mut last, field.name, length);
+            }
+        } else if is("transfer-encoding") && reuse.is_some() || is_passed_on(field, parsed.headers) {
+            push(&mut last, field.name, field.value);
+        }
     }
-    last.extend_from_slice(format!("Connection: {}\r\n\r\n", reuse.as_str()).as_bytes());
-    Some(last)
+    if let Some(reuse) = reuse {
+        push(&mut last, "Connection", reuse.as_str().as_bytes());
+    }
+    last.extend_from_slice(b"\r\n");
+    Ok(last)
+}
+
+/// Returns an interim response as the client gets it.
+fn interim(head: &[u8]) -> Vec<u8> {
+    rewritten(head, None).unwrap_or_else(|_| [status_line(head), b"\r\n"].concat())
+}
+
+/// Returns the length that all `Content-Length` fields state. A response with a transfer coding has
+/// none, whatever these fields say (RFC 9112 section 6.3).
+fn stated_length<'head>(fields: &[Header<'head>]) -> Result<Option<&'head [u8]>, Unclear> {
+    let of = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+    if of("transfer-encoding").next().is_some() {
+        return Ok(None);
+    }
+    let values = of("content-length").flat_map(|field| field.value.split(|byte| *byte == b','));
+    let mut values = values.map(<[u8]>::trim_ascii);
+    let Some(first) = values.next() else {
+        return Ok(None);
+    };
+    let is_clear = bytes(first).is_some() && values.all(|other| other == first);
+    is_clear.then_some(Some(first)).ok_or(Unclear::Length)
+}
+
+/// Returns the first line of a head, with its line end.
+fn status_line(head: &[u8]) -> &[u8] {
+    let end = head.iter().position(|byte| *byte == b'\n');
+    &head[..end.map_or(head.len(), |end| end + 1)]
+}
+
+/// Appends a field. A folded value gets blanks in place of its line ends.
+fn push(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    head.extend_from_slice(name.as_bytes());
+    head.extend_from_slice(b": ");
+    let blank = |byte: &u8| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte };
+    head.extend(value.iter().map(blank));
+    head.extend_from_slice(b"\r\n");
 }
 
 /// Returns the bytes with the mark behind their status line, or unchanged if they have none.
@@ -306,10 +385,8 @@ fn marked(bytes: &[u8]) -> Vec<u8> {
 
 fn is_passed_on(field: &Header<'_>, fields: &[Header<'_>]) -> bool {
     let is = |name: &str| field.name.eq_ignore_ascii_case(name);
-    // A field that determines the end of the body stays, even if `Connection` names it.
-    let frames = is("content-length") || is("transfer-encoding");
     let named = options(fields).any(|option| option.eq_ignore_ascii_case(field.name.as_bytes()));
-    frames || !(named || NOT_PASSED_ON.into_iter().any(is))
+    !(named || is("transfer-encoding") || NOT_PASSED_ON.into_iter().any(is))
 }
 
 #[cfg(test)]

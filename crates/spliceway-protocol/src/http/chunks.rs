@@ -53,6 +53,11 @@ enum State {
     Line {
         bytes: u16,
     },
+    /// In the name of a trailer, of which at least one byte is known.
+    Name {
+        bytes: u16,
+    },
+    /// In the value of a trailer.
     Trailer {
         bytes: u16,
     },
@@ -110,7 +115,8 @@ impl Chunks {
 impl State {
     /// Returns the state after this byte, or `None` if the byte is not allowed here.
     fn after(self, byte: u8) -> Option<Self> {
-        let text = !matches!(byte, b'\r' | b'\n');
+        // Control characters end a line for some readers.
+        let is_text = byte == b'\t' || !byte.is_ascii_control();
         let digit = char::from(byte).to_digit(16).map(u64::from);
         Some(match (self, byte) {
             (
@@ -132,7 +138,7 @@ impl State {
             (Self::Size { digits: 1.., size } | Self::Blank { size, .. } | Self::Extension { size, .. }, b'\r') => {
                 Self::SizeEnd { size }
             }
-            (Self::Extension { bytes, size }, _) if text && bytes < EXTENSION_MAX_BYTES => {
+            (Self::Extension { bytes, size }, _) if is_text && bytes < EXTENSION_MAX_BYTES => {
                 Self::Extension { bytes: bytes + 1, size }
             }
             (Self::SizeEnd { size: 0 }, b'\n') => Self::Line { bytes: 0 },
@@ -141,14 +147,22 @@ impl State {
             (Self::DataEndLf, b'\n') => Self::Size { digits: 0, size: 0 },
             (Self::Line { .. }, b'\r') => Self::LastLf,
             (Self::LastLf, b'\n') => Self::Done,
-            (Self::Line { bytes } | Self::Trailer { bytes }, _) if text && bytes < TRAILERS_MAX_BYTES => {
-                Self::Trailer { bytes: bytes + 1 }
+            (Self::Name { bytes }, b':') => Self::Trailer { bytes: bytes + 1 },
+            (Self::Line { bytes } | Self::Name { bytes }, _) if is_of_name(byte) && bytes < TRAILERS_MAX_BYTES => {
+                Self::Name { bytes: bytes + 1 }
             }
+            (Self::Trailer { bytes }, _) if is_text && bytes < TRAILERS_MAX_BYTES => Self::Trailer { bytes: bytes + 1 },
             (Self::Trailer { bytes }, b'\r') => Self::TrailerEnd { bytes },
             (Self::TrailerEnd { bytes }, b'\n') => Self::Line { bytes },
             _ => return None,
         })
     }
+}
+
+/// Returns whether the name of a field may have this byte. A line of a request has a blank before
+/// its first colon, so it is no trailer.
+fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]
@@ -234,6 +248,15 @@ mod tests {
             b"0000000000000001000000000000000\r\n",
             b"0\r\n\n",
             b"0\r\na: b\n",
+            // Some readers take the lines behind the last chunk for another request.
+            b"0\r\nGET http://a/ HTTP/1.1\r\n\r\n",
+            b"0\r\na\r\n",
+            b"0\r\n: b\r\n",
+            b"0\r\na : b\r\n",
+            b"0\r\na: b\r\n c\r\n",
+            b"0\r\na: \0\r\n",
+            b"1;a\0\r\n",
+            b"1;a\x7f\r\n",
             &long,
             &blank,
             &zeros,

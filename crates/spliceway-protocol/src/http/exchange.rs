@@ -17,6 +17,10 @@ pub struct Exchange {
     pub reuse: Reuse,
     /// Whether the answer has no body, whatever its head says: the method is HEAD.
     pub is_head: bool,
+    /// Whether the method is CONNECT. The client may send bytes of its tunnel before the answer.
+    pub is_connect: bool,
+    /// Whether the client can read a body in chunks, as every client of HTTP/1.1 can.
+    pub reads_chunks: bool,
     /// Whether the method is idempotent (RFC 9110 section 9.2.2).
     pub is_idempotent: bool,
     /// Whether the client may wait for an interim answer, or for a refusal, before it sends the
@@ -51,6 +55,8 @@ impl Exchange {
     pub(super) const LAST: Self = Self {
         reuse: Reuse::Close,
         is_head: false,
+        is_connect: false,
+        reads_chunks: true,
         is_idempotent: false,
         expects_continue: false,
         body: Body::Bytes(0),
@@ -73,6 +79,8 @@ impl Exchange {
         Self {
             reuse,
             is_head: method == "HEAD",
+            is_connect: method == "CONNECT",
+            reads_chunks: minor > 0,
             is_idempotent: matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE"),
             expects_continue: fields.iter().any(|field| field.name.eq_ignore_ascii_case("expect")),
             body,

@@ -45,7 +45,8 @@ pub(super) fn length(minor: u8, fields: &[Header<'_>]) -> Result<Option<Body>, R
     body.filter(|_| !severed).ok_or(Refusal::Framing)
 }
 
-fn bytes(length: &[u8]) -> Option<u64> {
+/// Returns the number of a `Content-Length`, if it is one.
+pub(super) fn bytes(length: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(length).ok()?;
     let is_number = digits.len() <= LENGTH_MAX_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| digits.parse().ok()).flatten()

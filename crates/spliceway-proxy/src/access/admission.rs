@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::kit::client_key::ClientKey;
@@ -32,6 +32,8 @@ pub(crate) struct Admission {
     /// The permits above the limit that sessions still hold, after the limit was lowered.
     owed: AtomicUsize,
     waits: AtomicU64,
+    /// Tells one of the sessions that can give their permits to new clients.
+    wanted: Notify,
     throttle: Mutex<LogThrottle>,
     /// The limit for each client. 0 means no limit.
     max_per_client: AtomicU32,
@@ -141,6 +143,7 @@ impl Admission {
             free: Semaphore::new(max),
             owed: AtomicUsize::new(0),
             waits: AtomicU64::new(0),
+            wanted: Notify::new(),
             throttle: Mutex::default(),
             max_per_client: max_per_client.map_or(0, NonZeroU32::get).into(),
             clients: PerClient::default(),
@@ -193,6 +196,7 @@ impl Admission {
             Ok(permit) => permit,
             Err(_) => {
                 self.full(Instant::now());
+                self.wanted.notify_one();
                 self.free.acquire().await.expect("the semaphore is never closed")
             }
         };
@@ -281,6 +285,18 @@ impl SessionPermit {
     /// Returns whether the limit is reached, so that new clients wait.
     pub(crate) fn is_last(&self) -> bool {
         self.admission.free.available_permits() == 0
+    }
+
+    /// Waits until the limit is reached, and this session has waited here for longer than others.
+    /// Cancel safe: another session is told then.
+    pub(crate) async fn wanted(&self) {
+        loop {
+            self.admission.wanted.notified().await;
+            // No session may have waited here when the limit was reached.
+            if self.is_last() {
+                return;
+            }
+        }
     }
 
     /// Acquires what an association needs: one more permit, for twice the descriptors of a session,

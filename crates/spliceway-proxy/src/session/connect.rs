@@ -279,7 +279,9 @@ impl Connecting {
                 let outcome = Outcome::refused(&error).unwrap_or_else(reset);
                 Err(self.refuse(Failure::General, outcome).await)
             }
-            Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await),
+            Err(NoAnswer::Eof | NoAnswer::Cut) => {
+                Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await)
+            }
             Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
             Err(NoAnswer::Idle) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
         }

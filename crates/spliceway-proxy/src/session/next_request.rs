@@ -45,7 +45,7 @@ impl Admitted {
     /// ended.
     pub(super) async fn next_request(mut self: Box<Self>, carried: Carried) -> Option<(Box<Self>, Record)> {
         let service = Arc::clone(&carried.service);
-        if self.skip_body(&service).await && self.await_request(&service).await {
+        if self.skip_body(&service).await && self.await_request(&carried).await {
             let record = Record::follow(carried, self.addresses.client);
             return Some((self, record));
         }
@@ -76,7 +76,7 @@ impl Admitted {
     }
 
     /// Returns whether the client has begun another request.
-    async fn await_request(&mut self, service: &Service) -> bool {
+    async fn await_request(&mut self, Carried { service, permit, .. }: &Carried) -> bool {
         let Self { client, kept, .. } = self;
         let mut target = kept.get_or_insert_default().target.take();
         let limit = service
@@ -97,11 +97,14 @@ impl Admitted {
                 },
                 () = HttpTarget::speaks(target.as_mut()) => target = None,
                 () = service.releases_clients() => break false,
+                () = permit.wanted() => break false,
                 () = sleep_until(until) => break false,
             }
         };
         kept.get_or_insert_default().target = target;
-        has_begun
+        // A request that has arrived before a drain is answered. After a reload, it would have
+        // rules that are not in force any more.
+        has_begun && service.in_force.is_on()
     }
 }
 

@@ -129,7 +129,9 @@ impl Admitted {
         let mut unread = None;
         if let NoRequest::Refused { answer, exchange, .. } = &no_request {
             let limit = guard.service().settings.timeouts.handshake;
-            let exchange = exchange.filter(|_| guard.may_keep());
+            // What follows CONNECT already is of its tunnel, and no request.
+            let is_clear = |exchange: &http::Exchange| !exchange.is_connect || client.buffer().is_empty();
+            let exchange = exchange.filter(|exchange| guard.may_keep() && is_clear(exchange));
             unread = exchange.and_then(|exchange| kept.as_deref().unwrap_or(&Kept::default()).unread_body(&exchange));
             let is_head = exchange.is_some_and(|exchange| exchange.is_head);
             if unread.is_none() {

@@ -185,6 +185,26 @@ fn a_connection_stays_open_as_both_sides_say() {
     }
 }
 
+/// Such a client would wait for more after the last chunk.
+#[test]
+fn a_chunked_answer_to_http_1_0_ends_with_the_connection() {
+    let program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(
+        client,
+        "GET http://{address}/ HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    )
+    .unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    let body = "4\r\ndone\r\n0\r\n\r\n";
+    write!(target, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}").unwrap();
+    assert!(read_head(&mut client).ends_with("\r\nConnection: close\r\n\r\n"));
+    target.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&client), body.as_bytes());
+}
+
 #[test]
 fn an_answer_without_a_body_is_followed_by_the_next_one() {
     let program = Program::proxy("http", &[]);

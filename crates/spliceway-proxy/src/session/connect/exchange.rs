@@ -30,6 +30,8 @@ pub(super) enum NoAnswer {
     },
     /// The target ended its stream without sending a byte.
     Eof,
+    /// The target ended its stream within the head of the answer.
+    Cut,
     /// The target did not send a whole head within the idle timeout.
     Idle,
     /// The target did not send a whole head within the half-close timeout after the client had
@@ -68,9 +70,6 @@ pub(super) struct Answered {
 /// Sends `request` and returns the head of the answer, rewritten for the client.
 ///
 /// `sent` is called with each number of bytes that were sent, whether or not there is an answer.
-///
-/// If the target closes the connection before the head of the answer is complete, the target's
-/// bytes are returned unchanged.
 pub(super) async fn exchange<K: Fn() -> bool>(
     request: &[u8],
     sent: impl FnMut(u64),
@@ -125,16 +124,11 @@ async fn request_head<K: Fn() -> bool>(
             }
         };
         if read == 0 {
-            let cut_short = answer.cut_short();
-            return match (cut_short.is_empty(), written) {
-                (false, _) => Ok(Answered {
-                    heads: cut_short,
-                    body: Vec::new(),
-                    followed: Followed::LAST,
-                }),
-                (true, Ok(())) => Err(NoAnswer::Eof),
-                (true, Err(error)) => Err(NoAnswer::Target { error, is_silent: true }),
-            };
+            return Err(match (answer.is_empty(), written) {
+                (false, _) => NoAnswer::Cut,
+                (true, Ok(())) => NoAnswer::Eof,
+                (true, Err(error)) => NoAnswer::Target { error, is_silent: true },
+            });
         }
     }
 }

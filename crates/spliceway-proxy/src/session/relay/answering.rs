@@ -25,7 +25,6 @@ use spliceway_protocol::http::{self, Answer, Followed, Malformed};
 pub(super) struct Answering<R, K> {
     target: R,
     state: State<K>,
-    has_spoken: bool,
     /// Bytes for the next read.
     ready: Vec<u8>,
     upload: Arc<Upload>,
@@ -110,7 +109,6 @@ impl<R, K: Fn() -> bool> Answering<R, K> {
         let mut answering = Self {
             target,
             state: State::Head(answer, may_keep),
-            has_spoken: false,
             ready: Vec::new(),
             upload,
         };
@@ -130,7 +128,6 @@ impl<R, K: Fn() -> bool> Answering<R, K> {
         Self {
             target,
             state,
-            has_spoken: true,
             ready,
             upload,
         }
@@ -141,7 +138,6 @@ impl<R, K: Fn() -> bool> Answering<R, K> {
         let State::Head(answer, may_keep) = &mut self.state else {
             return;
         };
-        self.has_spoken = true;
         if !may_keep() {
             answer.closes();
         }
@@ -162,14 +158,10 @@ impl<R, K: Fn() -> bool> Answering<R, K> {
         };
     }
 
-    /// Ends the answer of a target that closed the connection before the head of the answer was
+    /// Answers in place of a target whose connection ended before the head of its answer was
     /// complete.
-    fn end(&mut self, answer: Answer) {
-        self.ready = if self.has_spoken {
-            answer.cut_short()
-        } else {
-            http::failed(Failure::General)
-        };
+    fn end(&mut self) {
+        self.ready = http::failed(Failure::General);
         self.state = State::Early(Followed::LAST);
     }
 
@@ -209,7 +201,13 @@ impl<R: AsyncRead + Unpin, K: Fn() -> bool + Unpin> AsyncRead for Answering<R, K
                 return Poll::Ready(Err(malformed(Malformed)));
             }
             let before = buf.filled().len();
-            ready!(Pin::new(&mut this.target).poll_read(cx, buf))?;
+            match ready!(Pin::new(&mut this.target).poll_read(cx, buf)) {
+                Err(_) if matches!(this.state, State::Head(..)) => {
+                    this.end();
+                    continue;
+                }
+                result => result?,
+            }
             let read = &buf.filled()[before..];
             match &mut this.state {
                 State::Early(followed) | State::Body(followed) => {
@@ -218,10 +216,7 @@ impl<R: AsyncRead + Unpin, K: Fn() -> bool + Unpin> AsyncRead for Answering<R, K
                     buf.set_filled(before + body);
                     return Poll::Ready(Ok(()));
                 }
-                State::Head(answer, _) if read.is_empty() => {
-                    let answer = std::mem::take(answer);
-                    this.end(answer);
-                }
+                State::Head(..) if read.is_empty() => this.end(),
                 State::Head(..) => {
                     let read = read.to_vec();
                     buf.set_filled(before);
@@ -279,12 +274,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_without_a_byte_becomes_502_and_a_partial_head_passes() {
-        assert!(read(b"", 0).await.starts_with("HTTP/1.1 502 "));
-        assert_eq!(read(b"HTTP/1.1 200", 4).await, "HTTP/1.1 200");
-        assert_eq!(
-            read(b"HTTP/1.1 100 Continue\r\n\r\n", 0).await,
-            "HTTP/1.1 100 Continue\r\n\r\n"
-        );
+    async fn an_answer_without_a_whole_head_becomes_502() {
+        for said in ["", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n"] {
+            for early in [0, said.len() / 2] {
+                let answer = read(said.as_bytes(), early).await;
+                assert!(answer.starts_with("HTTP/1.1 502 "), "{said:?}: {answer}");
+            }
+        }
+        let interim = "HTTP/1.1 100 Continue\r\n\r\n";
+        let answer = read(interim.as_bytes(), 0).await;
+        assert!(answer.starts_with(&[interim, "HTTP/1.1 502 "].concat()), "{answer}");
+    }
+
+    /// A connection that was reset.
+    struct Broken;
+
+    impl AsyncRead for Broken {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_breaks_off_in_its_head_becomes_502() {
+        for said in [&b""[..], b"HTTP/1.1 200 OK\r\n"] {
+            let target = said.chain(Broken);
+            let mut answering = Answering::new(target, Answer::default(), b"", Arc::default(), || true);
+            let mut read = [0; 13];
+            answering.read_exact(&mut read).await.unwrap();
+            assert_eq!(&read, b"HTTP/1.1 502 ");
+        }
     }
 }

@@ -93,6 +93,36 @@ fn a_reload_that_changes_a_service_ends_its_idle_connections() {
     assert_eq!(read_all(&idle), b"");
 }
 
+/// The client was told that its connection stays open, and its next request is there already.
+#[test]
+fn a_request_that_waits_for_an_answer_is_not_served_by_rules_of_before() {
+    let file = |deny: &str| {
+        format!(
+            "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"web\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
+             to_deny = [\"{deny}\"]\n"
+        )
+    };
+    let settings = TextFile::new(&file("192.0.2.1"));
+    let mut program = Program::run(&settings);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    client
+        .write_all([get(address, "/long"), get(address, "/next")].concat().as_bytes())
+        .unwrap();
+    let mut target = accept(&listener);
+    assert!(read_head(&mut target).starts_with("GET /long "));
+    target
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf")
+        .unwrap();
+    assert!(read_head(&mut client).contains("\r\nConnection: keep-alive\r\n"));
+    settings.write(&file("127.0.0.1"));
+    assert!(program.reload().contains("reloaded"));
+    target.write_all(b"rest").unwrap();
+    assert_eq!(read_all(&client), b"halfrest");
+    assert_eq!(read_all(&target), b"", "the next request");
+    assert!(!was_reached(&listener));
+}
+
 #[test]
 fn an_idle_connection_ends_with_the_idle_timeout() {
     let program = Program::proxy("http", &["--idle-timeout", "200ms"]);
@@ -129,6 +159,23 @@ fn at_the_limit_on_sessions_connections_are_not_kept() {
     serve(&mut accept(&listener), "/x");
     assert!(read_message(&mut second).contains("\r\nConnection: close\r\n"));
     assert_eq!(read_all(&second), b"");
+}
+
+#[test]
+fn the_connection_that_is_idle_for_longest_makes_room_at_the_limit() {
+    let program = Program::proxy("http", &["--max-conns", "3"]);
+    let (listener, address) = listen();
+    let (first, _) = kept(&program, &listener);
+    let (mut second, mut target) = kept(&program, &listener);
+    let mut other = program.connect();
+    other.write_all(get(address, "/x").as_bytes()).unwrap();
+    let mut other_target = accept(&listener);
+    assert_eq!(read_all(&first), b"");
+    second.write_all(get(address, "/next").as_bytes()).unwrap();
+    serve(&mut target, "/next");
+    assert!(read_message(&mut second).ends_with("\r\n\r\ndone"));
+    serve(&mut other_target, "/x");
+    assert!(read_message(&mut other).ends_with("\r\n\r\ndone"));
 }
 
 #[test]

@@ -114,8 +114,44 @@ fn a_request_is_not_repeated_on_a_new_connection_or_after_a_byte() {
     read_head(&mut target);
     target.write_all(b"HTTP/1.1 2").unwrap();
     drop(target);
-    assert_eq!(read_all(&client), b"HTTP/1.1 2");
+    assert!(read_message(&mut client).starts_with("HTTP/1.1 502 "));
     assert!(!was_reached(&listener));
+}
+
+#[test]
+fn a_target_that_ends_before_the_head_of_its_answer_is_answered_for() {
+    let program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    for (fields, body) in [
+        ("", ""),
+        ("Content-Length: 5\r\n", "hello"),
+        ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
+    ] {
+        for part in ["", "HTTP/1.1 200 OK\r\nContent-Le"] {
+            for resets in [false, true] {
+                let mut client = program.connect();
+                write!(
+                    client,
+                    "POST http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
+                )
+                .unwrap();
+                let mut target = accept(&listener);
+                read_head(&mut target);
+                read_exactly(&mut target, body.len());
+                target.write_all(part.as_bytes()).unwrap();
+                if resets {
+                    reset(target);
+                } else {
+                    drop(target);
+                }
+                let answer = read_message(&mut client);
+                assert!(
+                    answer.starts_with("HTTP/1.1 502 "),
+                    "{fields:?} {part:?} {resets}: {answer}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::{assert_done, get, kept, serve};
 use crate::clients::{read_head, read_message};
-use crate::harness::{Program, accept, is_closed, listen, read_all, was_reached};
+use crate::harness::{Program, TextFile, accept, is_closed, listen, read_all, was_reached};
 
 /// What an attacker hides behind the end of an ambiguous message.
 const HIDDEN: &str = "GET http://hidden.test/hidden HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -140,6 +140,9 @@ fn a_body_that_is_not_valid_chunked_encoding_is_followed_by_nothing() {
         "1\r\na\r1",
         "0\r\n\n",
         "0\r\na: b\n",
+        "0\r\nGET http://hidden.test/hidden HTTP/1.1\r\n\r\n",
+        "0\r\na: b\r\n c\r\n\r\n",
+        "1;\0\r\n",
         "1000000000000000\r\n",
     ] {
         for position in POSITIONS {
@@ -171,6 +174,35 @@ fn a_body_that_is_not_valid_chunked_encoding_is_followed_by_nothing() {
             }
         }
     }
+}
+
+/// The client may have sent the beginning of its tunnel before the answer to CONNECT.
+#[test]
+fn bytes_behind_a_refused_connect_are_no_request() {
+    let users = TextFile::new("ann:wonder\n");
+    let program = Program::proxy("http", &["--auth-file", users.path()]);
+    let (listener, address) = listen();
+    let connect = format!("CONNECT {address} HTTP/1.1\r\nHost: a\r\n\r\n");
+    let request = format!(
+        "GET http://{address}/hidden HTTP/1.1\r\nHost: a\r\nProxy-Authorization: Basic YW5uOndvbmRlcg==\r\n\r\n"
+    );
+    let mut client = program.connect();
+    client.write_all([&connect[..], &request].concat().as_bytes()).unwrap();
+    let answer = read_message(&mut client);
+    assert!(
+        answer.starts_with("HTTP/1.1 407 ") && answer.contains("\r\nConnection: close\r\n"),
+        "{answer}"
+    );
+    assert!(is_closed(&mut client));
+    assert!(!was_reached(&listener));
+    // A client that waits for the answer keeps its connection.
+    listener.set_nonblocking(false).unwrap();
+    let mut client = program.connect();
+    client.write_all(connect.as_bytes()).unwrap();
+    assert!(read_message(&mut client).contains("\r\nConnection: keep-alive\r\n"));
+    client.write_all(request.as_bytes()).unwrap();
+    serve(&mut accept(&listener), "/hidden");
+    assert_done(&mut client);
 }
 
 /// Reads to the end, or to a reset.
@@ -206,11 +238,7 @@ fn an_answer_that_is_ambiguous_is_the_last_one_in_each_position() {
     let (listener, address) = listen();
     for start in [
         "200 OK\r\nContent-Length: 4\r\nContent-Length: 4",
-        "200 OK\r\nContent-Length: 4\r\nContent-Length: 5",
         "200 OK\r\nContent-Length: 4, 4",
-        "200 OK\r\nContent-Length: +4",
-        "200 OK\r\nContent-Length: 0x4",
-        "200 OK\r\nContent-Length:",
         "200 OK\r\nContent-Length: 4\r\nTransfer-Encoding: chunked",
         "200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
         "200 OK\r\nTransfer-Encoding: chunked, identity",
@@ -227,7 +255,6 @@ fn an_answer_that_is_ambiguous_is_the_last_one_in_each_position() {
         "204 No Content\r\nContent-Length: 4",
         "204 No Content\r\nTransfer-Encoding: chunked",
         "304 Not Modified\r\nTransfer-Encoding: chunked",
-        "101 Switching Protocols",
         "103 Hints\r\nContent-Length: 4\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4",
         "100 Continue\r\n\nHTTP/1.1 200 OK\r\nContent-Length: 4",
     ] {
@@ -246,6 +273,32 @@ fn an_answer_that_is_ambiguous_is_the_last_one_in_each_position() {
         }
     }
     assert!(!was_reached(&listener), "the client's next request is not served");
+}
+
+/// RFC 9112 section 6.3: a proxy must answer 502, and close the connection of the target.
+#[test]
+fn an_answer_without_a_valid_length_becomes_502_in_each_position() {
+    let program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    for start in [
+        "200 OK\r\nContent-Length: 4\r\nContent-Length: 5",
+        "200 OK\r\nContent-Length: +4",
+        "200 OK\r\nContent-Length:",
+        "101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x",
+    ] {
+        for is_later in [false, true] {
+            let hidden = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhidden";
+            let answer = format!("HTTP/1.1 {start}\r\n\r\ndone{hidden}");
+            let (mut client, mut target) = answered(&program, &listener, is_later, &answer);
+            let said = read_message(&mut client);
+            assert!(said.starts_with("HTTP/1.1 502 "), "{start:?}: {said}");
+            assert!(said.contains("\r\nConnection: keep-alive\r\n"), "{start:?}: {said}");
+            assert_eq!(read_until_closed(&mut target), "", "{start:?}");
+            client.write_all(get(address, "/next").as_bytes()).unwrap();
+            serve(&mut accept(&listener), "/next");
+            assert_done(&mut client);
+        }
+    }
 }
 
 #[test]
