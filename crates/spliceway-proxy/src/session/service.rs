@@ -67,6 +67,12 @@ impl Service {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
     }
 
+    /// Returns whether the user of a session may be known before its request: by certificate or by
+    /// network.
+    pub(super) fn knows_users(&self) -> bool {
+        self.has_users_by_certificate() || self.clients.networks().is_some()
+    }
+
     /// Returns whether a client may send another request on its connection. If the service has
     /// ended or was replaced, the request belongs to another one.
     pub(super) fn keeps_clients(&self) -> bool {

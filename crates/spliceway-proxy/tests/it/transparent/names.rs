@@ -1,5 +1,7 @@
 //! Rules by name for redirected clients: a hostile client reaches nothing that no rule allows.
 
+mod networks;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
