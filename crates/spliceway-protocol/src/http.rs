@@ -101,7 +101,8 @@ pub enum HttpRequest {
         /// The part of the following bytes that belongs to the request.
         body: Body,
     },
-    /// Send this response to the client. The request names the proxy as its last recipient.
+    /// Send this response to the client. The request, which is for a proxy, names the proxy as its
+    /// last recipient.
     Answered(Vec<u8>),
 }
 
@@ -152,7 +153,8 @@ impl Head {
     }
 
     /// Creates a parser for a client that does not know that there is a proxy, and that has sent
-    /// these bytes, which have no line end. The target of its request is the one in `Host`.
+    /// these bytes: the start of its first line, which may follow an empty one. The target of its
+    /// request is the one in `Host`.
     ///
     /// A client of another protocol may never send an empty line, so the parser refuses it at the
     /// end of its first line.
@@ -190,8 +192,11 @@ impl Head {
     pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Refusal> {
         let recipient = Cell::new(self.recipient);
         let head = self.message.feed(input, |held| {
-            if recipient.get() == (Recipient::Server { is_http: false }) && held.ends_with(b"\n") {
-                let is_http = is_request_line(held);
+            // RFC 9112 section 2.2 asks servers to ignore an empty line before a request.
+            let line = held.strip_prefix(b"\r").unwrap_or(held);
+            let line = line.strip_prefix(b"\n").unwrap_or(held);
+            if recipient.get() == (Recipient::Server { is_http: false }) && line.ends_with(b"\n") {
+                let is_http = is_request_line(line);
                 recipient.set(Recipient::Server { is_http });
                 return is_http.then_some(held.len() + 1).ok_or(Refusal::Malformed);
             }
@@ -248,13 +253,22 @@ fn request(
         Recipient::Proxy => target::Absolute::parse(uri)?,
         Recipient::Server { .. } => target::Absolute::of_server(uri, parsed.headers)?,
     };
-    let forwards = forward::max_forwards(method, parsed.headers)?;
+    let forwards = match recipient {
+        Recipient::Proxy => forward::max_forwards(method, parsed.headers)?,
+        // RFC 9110 section 7.6.2 lets intermediaries count it. But this client counts those behind
+        // the server to which it believes to be connected.
+        Recipient::Server { .. } => None,
+    };
     if forwards == Some(0) {
         let answered = forward::answer_in_place(method, uri, minor, parsed.headers);
         return Ok((answered, exchange(body)));
     }
+    let passes = match recipient {
+        Recipient::Proxy => forward::is_no_http,
+        Recipient::Server { .. } => forward::is_for_servers,
+    };
     // If the request had a body, the start of the new protocol would be ambiguous.
-    let upgrade = forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0));
+    let upgrade = forward::upgrade(minor, parsed.headers, passes).filter(|_| body == Body::Bytes(0));
     let body = if upgrade.is_some() { Body::Upgrade } else { body };
     let exchange = exchange(body);
     let rewritten = forward::Rewritten {
@@ -322,27 +336,45 @@ impl Refusal {
         Self::Loop,
     ];
 
-    /// Returns the response to the client.
+    /// Returns the response to a client that knows that there is a proxy.
     pub fn answer(self) -> Vec<u8> {
-        let (status, text) = match self {
-            Self::Malformed => (Status::BadRequest, "The request is not valid HTTP/1.0 or HTTP/1.1."),
-            Self::Framing => (Status::BadRequest, "The end of the request body is ambiguous."),
-            Self::HeadTooLarge => (
-                Status::HeadTooLarge,
-                "The head of the request is larger than 16 KiB or has more than 100 fields.",
-            ),
-            Self::NoHost => (
-                Status::BadRequest,
-                "This is a proxy: the request must name a host, as in GET http://example.com/.",
-            ),
-            Self::Scheme => (
-                Status::BadRequest,
-                "The proxy forwards only http:// URIs. Use CONNECT for everything else, including https://.",
-            ),
-            Self::Target => (Status::BadRequest, "The request does not name a valid host and port."),
-            Self::Loop => return response(Status::LoopDetected),
+        let text = match self {
+            Self::NoHost => "This is a proxy: the request must name a host, as in GET http://example.com/.",
+            Self::Scheme => {
+                "The proxy forwards only http:// URIs. Use CONNECT for everything else, including https://."
+            }
+            Self::Malformed | Self::Framing | Self::HeadTooLarge | Self::Target | Self::Loop => {
+                return self.answer_for_server();
+            }
         };
-        response::with_text(status, text)
+        response::with_text(self.status(), text)
+    }
+
+    /// Returns the response to a client that believes to be connected to a server.
+    pub fn answer_for_server(self) -> Vec<u8> {
+        let (first, rest) = self.problem().split_at(1);
+        response::with_text(self.status(), &format!("{}{rest}.", first.to_uppercase()))
+    }
+
+    /// Returns what is wrong, without a mention of proxies.
+    pub const fn problem(self) -> &'static str {
+        match self {
+            Self::Malformed => "the request is not valid HTTP/1.0 or HTTP/1.1",
+            Self::Framing => "the end of the request body is ambiguous",
+            Self::HeadTooLarge => "the head of the request is larger than 16 KiB or has more than 100 fields",
+            Self::NoHost => "the request names no host",
+            Self::Scheme => "the URI of the request is not an http:// URI",
+            Self::Target => "the request does not name one valid host and port",
+            Self::Loop => "the request has passed here before, so it goes in a circle",
+        }
+    }
+
+    const fn status(self) -> Status {
+        match self {
+            Self::HeadTooLarge => Status::HeadTooLarge,
+            Self::Loop => Status::LoopDetected,
+            Self::Malformed | Self::Framing | Self::NoHost | Self::Scheme | Self::Target => Status::BadRequest,
+        }
     }
 
     /// Returns the value of `reason` in metrics and log records.

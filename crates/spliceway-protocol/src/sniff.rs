@@ -42,8 +42,8 @@ pub enum Protocol {
     Socks5,
     /// SOCKS4 or SOCKS4a.
     Socks4,
-    /// HTTP/1: the first letter of a method. Every other protocol that begins with a letter must
-    /// come before it.
+    /// HTTP/1: the first letter of a method, perhaps after an empty line. Every other protocol that
+    /// begins with a letter or a line end must come before it.
     Http,
 }
 
@@ -130,7 +130,7 @@ impl Protocol {
             Self::Postgres => begins_postgres(bytes),
             Self::Socks5 => bytes.first().map(|first| *first == socks5::VERSION),
             Self::Socks4 => bytes.first().map(|first| *first == socks4::VERSION),
-            Self::Http => bytes.first().map(u8::is_ascii_alphabetic),
+            Self::Http => begins_http(bytes),
         }
     }
 }
@@ -141,6 +141,15 @@ fn begins_with(bytes: &[u8], start: &[u8]) -> Option<bool> {
         return Some(false);
     }
     (known == start.len()).then_some(true)
+}
+
+/// Some clients send an empty line after a body, and so before the next request. RFC 9112 section
+/// 2.2 asks servers to ignore one.
+fn begins_http(bytes: &[u8]) -> Option<bool> {
+    match bytes {
+        [] | [b'\r' | b'\n'] | [b'\r', b'\n'] => None,
+        [b'\r', b'\n', first, ..] | [b'\n', first, ..] | [first, ..] => Some(first.is_ascii_alphabetic()),
+    }
 }
 
 /// The message has its length, and then a version or the code of a cancellation.

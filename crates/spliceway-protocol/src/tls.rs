@@ -30,6 +30,7 @@ use std::net::IpAddr;
 
 use super::Refused;
 use super::message::append;
+use super::rule::canonical_name;
 
 /// The most bytes of a ClientHello, with the heads of its records. The limit has room for 16 KiB of
 /// extensions. A browser's message has about 2 KiB.
@@ -201,8 +202,9 @@ struct Stated {
     protocols: Vec<Box<[u8]>>,
 }
 
-/// Reads the names from the content of a ClientHello. `None` means that a part of it is cut, or
-/// that two extensions state names of one type, of which another reader might take the other one.
+/// Reads the names from the content of a ClientHello. `None` means that another reader might take
+/// other names: a part is cut, bytes follow a list of names, or two extensions have names of one
+/// type.
 fn stated(body: &[u8]) -> Option<Result<Stated, Refusal>> {
     let mut body = Parts(body);
     body.take(FIXED_BYTES)?;
@@ -239,7 +241,7 @@ fn host_name(mut content: Parts<'_>) -> Option<Option<&[u8]>> {
     if content.0.is_empty() {
         return Some(None);
     }
-    let mut names = Parts(content.long()?);
+    let mut names = Parts(content.only_long()?);
     let mut host = None;
     while !names.0.is_empty() {
         let kind = names.byte()?;
@@ -252,7 +254,7 @@ fn host_name(mut content: Parts<'_>) -> Option<Option<&[u8]>> {
 }
 
 fn protocol_names(mut content: Parts<'_>) -> Option<Vec<Box<[u8]>>> {
-    let mut list = Parts(content.long()?);
+    let mut list = Parts(content.only_long()?);
     let mut names = Vec::new();
     while !list.0.is_empty() {
         let name = list.short()?;
@@ -270,7 +272,7 @@ fn normal_name(name: &[u8]) -> Result<Option<Box<str>>, Refusal> {
     if name.parse::<IpAddr>().is_ok() {
         return Ok(None);
     }
-    let name = name.strip_suffix('.').unwrap_or(name);
+    let name = canonical_name(name).ok_or(Refusal::InvalidName)?;
     let is_label = |label: &str| {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         (1..=LABEL_MAX_BYTES).contains(&label.len()) && label.bytes().all(is_valid)
@@ -278,7 +280,7 @@ fn normal_name(name: &[u8]) -> Result<Option<Box<str>>, Refusal> {
     if name.len() > NAME_MAX_BYTES || !name.split('.').all(is_label) {
         return Err(Refusal::InvalidName);
     }
-    Ok(Some(name.to_ascii_lowercase().into()))
+    Ok(Some(name.into()))
 }
 
 /// The rest of a message. Every method returns `None` if the rest is too short.
@@ -309,6 +311,11 @@ impl<'a> Parts<'a> {
     fn long(&mut self) -> Option<&'a [u8]> {
         let length = self.number()?;
         self.take(length.into())
+    }
+
+    /// Takes the bytes behind their length in two bytes. They must be the whole rest.
+    fn only_long(&mut self) -> Option<&'a [u8]> {
+        self.long().filter(|_| self.0.is_empty())
     }
 }
 

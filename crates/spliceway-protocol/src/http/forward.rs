@@ -19,6 +19,12 @@ use crate::Credentials;
 /// because the body passes unchanged.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
+/// The protocols for which a client that knows no proxy may leave HTTP. Behind such a proxy, rules
+/// for names decide what the client reaches, and nothing checks the bytes after an upgrade.
+/// WebSocket is a conversation with the server. Others, such as `connect-udp` and `connect-ip`, ask
+/// the server to reach further hosts, as CONNECT does.
+const UPGRADES_OF_SERVERS: [&str; 1] = ["websocket"];
+
 const MAX_FORWARDS: &str = "max-forwards";
 /// The prefix of fields for proxies. CGI programs can mistake a field named `Proxy` for one of
 /// their own settings.
@@ -98,23 +104,33 @@ pub(super) struct Rewritten {
     pub(super) reuse: Reuse,
 }
 
-/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. The list omits
-/// versions of HTTP, because the proxy could not find the ends of their requests.
-pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
+/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade, as far as the proxy
+/// passes them on.
+pub(super) fn upgrade(minor: u8, fields: &[Header<'_>], passes: fn(&str) -> bool) -> Option<String> {
     if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
     }
     let named = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("upgrade"));
     let values = named.filter_map(|field| std::str::from_utf8(field.value).ok());
-    let is_http = |protocol: &&str| {
-        let name = protocol.split('/').next().unwrap_or_default();
-        name.eq_ignore_ascii_case("h2c") || name.eq_ignore_ascii_case("http")
-    };
     let protocols: Vec<&str> = values
         .flat_map(|value| value.split(',').map(str::trim))
-        .filter(|protocol| !protocol.is_empty() && !is_http(protocol))
+        .filter(|protocol| !protocol.is_empty() && passes(protocol))
         .collect();
     (!protocols.is_empty()).then(|| protocols.join(", "))
+}
+
+/// Returns whether a protocol is no version of HTTP. The proxy could not find the ends of requests
+/// of another version.
+pub(super) fn is_no_http(protocol: &str) -> bool {
+    let name = protocol.split('/').next().unwrap_or_default();
+    !name.eq_ignore_ascii_case("h2c") && !name.eq_ignore_ascii_case("http")
+}
+
+/// Returns whether a client that knows no proxy may ask a server for this protocol.
+pub(super) fn is_for_servers(protocol: &str) -> bool {
+    UPGRADES_OF_SERVERS
+        .iter()
+        .any(|name| protocol.eq_ignore_ascii_case(name))
 }
 
 /// Returns the head for the target. The head contains, in this order:

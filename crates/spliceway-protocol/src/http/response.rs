@@ -76,7 +76,7 @@ impl Status {
             Self::GatewayTimeout => ("Gateway Timeout", "The target did not answer in time."),
             Self::LoopDetected => (
                 "Loop Detected",
-                "The request came back to a proxy that it had already passed: the proxies form a loop.",
+                "The request has passed here before, so it goes in a circle.",
             ),
         }
     }
@@ -193,6 +193,7 @@ mod tests {
         for bytes in responses
             .chain(failures)
             .chain(Refusal::ALL.map(Refusal::answer))
+            .chain(Refusal::ALL.map(Refusal::answer_for_server))
             .chain([wrong_password()])
         {
             let (code, fields, body) = taken_apart(&bytes);
@@ -229,6 +230,20 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_knows_no_proxy_reads_of_none() {
+        let failures = Failure::ALL.map(failed).into_iter();
+        for bytes in failures
+            .chain(Refusal::ALL.map(Refusal::answer_for_server))
+            .chain([no_chunks()])
+        {
+            let (_, _, body) = taken_apart(&bytes);
+            let says = |word: &str| body.to_lowercase().contains(word);
+            assert!(!says("proxy") && !says("proxies") && !says("connect "), "{body}");
+            assert!(body.starts_with("T") && body.ends_with(".\n"), "{body}");
+        }
+    }
+
+    #[test]
     fn retry_after_is_in_whole_seconds_rounded_up() {
         for (wait, expected) in [(Duration::from_millis(300), "1"), (Duration::from_secs(7), "7")] {
             let (code, fields, _) = taken_apart(&come_again(Status::TooManyRequests, wait));
@@ -260,7 +275,8 @@ mod tests {
                 Refusal::Loop => 508,
                 _ => 400,
             };
-            assert_eq!(code(&refusal.answer()), expected, "{refusal:?}");
+            let codes = (code(&refusal.answer()), code(&refusal.answer_for_server()));
+            assert_eq!(codes, (expected, expected), "{refusal:?}");
         }
     }
 }

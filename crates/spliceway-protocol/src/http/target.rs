@@ -48,7 +48,9 @@ impl<'head> Absolute<'head> {
         let host = fields.iter().find(|field| field.name.eq_ignore_ascii_case("host"));
         let host = host.filter(|host| !host.value.is_empty()).ok_or(Refusal::NoHost)?;
         let host = std::str::from_utf8(host.value).map_err(|_| Refusal::Target)?;
-        let target = authority(host, Some(HTTP_PORT)).ok_or(Refusal::Target)?;
+        let target = authority(host, Some(HTTP_PORT))
+            .filter(has_one_meaning)
+            .ok_or(Refusal::Target)?;
         if uri.starts_with('/') || uri == "*" {
             return Ok(Self {
                 authority: host,
@@ -56,9 +58,20 @@ impl<'head> Absolute<'head> {
                 path: uri,
             });
         }
+        if !uri.contains("://") {
+            return Err(Refusal::Malformed);
+        }
         let absolute = Self::parse(uri)?;
         let is_same = is_same(&absolute.target, &target);
         is_same.then_some(absolute).ok_or(Refusal::Target)
+    }
+}
+
+/// Returns whether a target is an address, or a name without empty labels.
+fn has_one_meaning(target: &Target) -> bool {
+    match target {
+        Target::Name(name, _) => canonical_name(name).is_some(),
+        Target::Ip(_) | Target::Unix(_) => true,
     }
 }
 

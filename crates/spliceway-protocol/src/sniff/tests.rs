@@ -50,12 +50,17 @@ fn the_first_bytes_identify_the_protocol() {
         (b"PRIVMSG x", Some(Protocol::Http)),
         (b"PROPFIND /", Some(Protocol::Http)),
         (b"m-search", Some(Protocol::Http)),
+        (b"\r\nGET", Some(Protocol::Http)),
+        (b"\nGET", Some(Protocol::Http)),
         (b"\x16\x02", None),
         (b"\0\0\0\x09\x04\xd2\x16\x2f", None),
         (b"\0\0\0\x07\0\x03\0\0", None),
         (b"\0\0\0\x08\0\x02\0\0", None),
         (b"\0\xff", None),
         (b"\r\n\r\n\r", None),
+        (b"\r\n\r\nGET", None),
+        (b"\rGET", None),
+        (b"\n\nGET", None),
         (b"1", None),
         (b"\x7f", None),
     ] {
@@ -84,7 +89,9 @@ fn a_program_waits_only_for_the_protocols_that_it_distinguishes() {
         (PROXIES, b"\x05", Recognized::Known(Protocol::Socks5)),
         (PROXIES, b"\x04", Recognized::Known(Protocol::Socks4)),
         (PROXIES, b"\x16", Recognized::Other),
-        (PROXIES, b"\r", Recognized::Other),
+        (PROXIES, b"\r\n", Recognized::Undecided),
+        (PROXIES, b"\r\r", Recognized::Other),
+        (PROXIES, b"\r\nG", Recognized::Known(Protocol::Http)),
         (PROXIES, b"", Recognized::Undecided),
         (&[Protocol::Tls], b"P", Recognized::Other),
         (&[Protocol::Tls], b"\x16", Recognized::Undecided),
@@ -137,6 +144,16 @@ fn a_request_names_its_server_in_host() {
             "OPTIONS * HTTP/1.1\r\nHost: a.test\r\n",
         ),
         (
+            "\r\nGET /x HTTP/1.1\r\nHost: a.test\r\n\r\n",
+            "a.test:80",
+            "GET /x HTTP/1.1\r\nHost: a.test\r\n",
+        ),
+        (
+            "\nGET /x HTTP/1.1\r\nHost: a.test\r\n\r\n",
+            "a.test:80",
+            "GET /x HTTP/1.1\r\nHost: a.test\r\n",
+        ),
+        (
             "GET http://a.TEST/x HTTP/1.1\r\nHost: a.test.\r\n\r\n",
             "a.TEST:80",
             "GET /x HTTP/1.1\r\nHost: a.TEST\r\n",
@@ -179,7 +196,11 @@ fn a_request_with_two_meanings_names_nothing() {
             Refusal::Target,
         ),
         ("GET https://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", Refusal::Scheme),
-        ("GET a.test HTTP/1.1\r\nHost: a.test\r\n\r\n", Refusal::NoHost),
+        ("GET a.test HTTP/1.1\r\nHost: a.test\r\n\r\n", Refusal::Malformed),
+        ("GET / HTTP/1.1\r\nHost: a.test..\r\n\r\n", Refusal::Target),
+        ("GET / HTTP/1.1\r\nHost: a..test\r\n\r\n", Refusal::Target),
+        ("GET / HTTP/1.1\r\nHost: .\r\n\r\n", Refusal::Target),
+        ("GET http://a.test../ HTTP/1.1\r\nHost: a.test\r\n\r\n", Refusal::Target),
         (
             "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
             Refusal::Framing,
@@ -188,8 +209,51 @@ fn a_request_with_two_meanings_names_nothing() {
         ("EHLO a.test\r\n", Refusal::Malformed),
         ("GET / HTTP/2.0\r\n", Refusal::Malformed),
         ("\u{61}\n", Refusal::Malformed),
+        ("\r\nEHLO a.test\r\n", Refusal::Malformed),
     ] {
         assert_eq!(requested(stream), Err(expected), "{stream:?}");
+    }
+}
+
+#[test]
+fn a_request_for_a_server_is_not_for_the_proxies_before_it() {
+    for stream in [
+        "OPTIONS * HTTP/1.1\r\nHost: a.test\r\nMax-Forwards: 0\r\n\r\n",
+        "TRACE /x HTTP/1.1\r\nHost: a.test\r\nMax-Forwards: 0\r\n\r\n",
+        "TRACE /x HTTP/1.1\r\nHost: a.test\r\nMax-Forwards: 7\r\n\r\n",
+        "OPTIONS /x HTTP/1.1\r\nHost: a.test\r\nMax-Forwards: +1\r\n\r\n",
+    ] {
+        let (target, head) = requested(stream).unwrap();
+        assert_eq!(target, "a.test:80", "{stream:?}");
+        let (sent, _) = stream.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("{sent}\r\nVia: ")), "{head}");
+    }
+}
+
+#[test]
+fn only_an_upgrade_to_websocket_is_for_servers() {
+    for (asked, passed) in [
+        ("websocket", Some("websocket")),
+        ("WebSocket", Some("WebSocket")),
+        ("connect-udp, websocket, h2c", Some("websocket")),
+        ("connect-udp", None),
+        ("connect-ip", None),
+        ("websocket/13", None),
+        ("TLS/1.2", None),
+        ("h2c", None),
+    ] {
+        let stream = format!("GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: {asked}\r\n\r\n");
+        let (_, head) = requested(&stream).unwrap();
+        let end = match passed {
+            Some(passed) => format!("\r\nUpgrade: {passed}\r\nConnection: Upgrade\r\n\r\n"),
+            None => "\r\nConnection: close\r\n\r\n".to_owned(),
+        };
+        assert!(head.ends_with(&end), "{asked}: {head}");
+        assert_eq!(
+            head.matches("pgrade: ").count(),
+            usize::from(passed.is_some()),
+            "{head}"
+        );
     }
 }
 

@@ -181,6 +181,8 @@ fn an_invalid_name_is_refused() {
         b"b\xFCcher.example",
         b"a b.example",
         b"a..example",
+        b"a.example..",
+        b".",
         b".example",
         b"*.example",
         b"example.com\r\nHost: other",
@@ -254,6 +256,26 @@ fn a_hostile_hello_is_refused() {
         (
             "a protocol that is cut",
             hello(&[named.clone(), signatures(), protocols(&long(&[2, b'h']))]),
+            Refusal::Malformed,
+        ),
+        (
+            "bytes after the list of names",
+            hello(&[extension(SERVER_NAME, &[&named[4..], &[0]].concat()), signatures()]),
+            Refusal::Malformed,
+        ),
+        (
+            "a second list of names",
+            hello(&[extension(SERVER_NAME, &named[4..].repeat(2)), signatures()]),
+            Refusal::Malformed,
+        ),
+        (
+            "bytes after an empty list of names",
+            hello(&[extension(SERVER_NAME, &[0, 0, 0]), signatures()]),
+            Refusal::Malformed,
+        ),
+        (
+            "bytes after the list of protocols",
+            hello(&[named.clone(), protocols(&[&long(b"\x02h2")[..], &[0]].concat())]),
             Refusal::Malformed,
         ),
         (

@@ -146,13 +146,19 @@ impl TargetPolicy {
 
     /// Returns whether a rule of an allow list has this address.
     pub(crate) fn lists(&self, address: SocketAddr) -> bool {
-        self.rules.allow.is_some() && self.rules.check(None, address).is_ok()
+        self.has_allow_list() && self.rules.check(None, address).is_ok()
     }
 
-    /// Returns the same policy without the rules of the operator.
-    pub(crate) fn without_rules(&self) -> Self {
+    /// Returns whether only targets in a list are allowed.
+    pub(crate) fn has_allow_list(&self) -> bool {
+        self.rules.allow.is_some()
+    }
+
+    /// Returns the same policy for a service that learns: it allows what no rule allows, and
+    /// refuses what a rule refuses.
+    pub(crate) fn allowing_unlisted(&self) -> Self {
         Self {
-            rules: TargetRules::default(),
+            rules: self.rules.allowing_unlisted(),
             ..self.clone()
         }
     }

@@ -86,7 +86,7 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
                 Some(balance) => write!(text, " to {} ({})", backends.join(", "), balance.policy),
             };
         }
-        let TargetRules { allow, deny } = &service.targets.rules;
+        let TargetRules { allow, deny, .. } = &service.targets.rules;
         for (key, list) in [("to_allow", allow), ("to_deny", deny)] {
             if let Some(list) = list {
                 let _ = write!(text, ", {key} with {}", counted(list.len(), "rule"));

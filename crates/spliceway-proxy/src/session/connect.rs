@@ -72,8 +72,8 @@ impl Connecting {
     pub(super) async fn dial(&mut self, guard: &mut Guard) -> Result<Dialed, Outcome> {
         let started = Instant::now();
         let dialer = self.service.dialer_of(self.request.user.as_deref());
-        let without_rules = self.request.would_deny.map(|_| dialer.without_rules());
-        let dialer = without_rules.as_ref().unwrap_or(dialer);
+        let learning = self.request.would_deny.map(|_| dialer.allowing_unlisted());
+        let dialer = learning.as_ref().unwrap_or(dialer);
         let protocol = protocol_of_client(guard);
         let (name, protocol) = (self.request.tls.as_ref(), protocol.as_deref());
         let introduction = name.map_or_else(Vec::new, |_| self.introduction());

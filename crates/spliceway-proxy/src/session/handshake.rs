@@ -54,7 +54,7 @@ pub(super) struct ClientRequest {
     pub(super) tls_start: Option<TlsStart>,
     /// Whether the client has asked for TLS in its own protocol. The target is asked, too.
     pub(super) asks_for_tls: bool,
-    /// Why the rules would refuse the target, if the service only learns. They do not apply then.
+    /// Why the service would refuse the target, which no rule allows, if it did not only learn.
     pub(super) would_deny: Option<Refusal>,
 }
 
@@ -155,13 +155,20 @@ pub(super) async fn receive_request(
 }
 
 async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
-    let first = client.fill_buf().await?;
-    match recognize(first, &MIXED) {
-        Recognized::Known(protocol) => protocol.spoken(),
-        Recognized::Undecided => return Err(NoRequest::Gone),
-        Recognized::Other => None,
+    loop {
+        let first = client.fill_buf().await?;
+        let protocol = match recognize(first, &MIXED) {
+            Recognized::Known(protocol) => protocol.spoken(),
+            Recognized::Undecided if first.is_empty() => return Err(NoRequest::Gone),
+            // Some clients of HTTP send an empty line before a request.
+            Recognized::Undecided if first == b"\r\n" => {
+                client.consume(2);
+                continue;
+            }
+            Recognized::Undecided | Recognized::Other => None,
+        };
+        return protocol.ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()));
     }
-    .ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
 }
 
 async fn receive_socks5(

@@ -56,11 +56,14 @@ enum Decision {
     Named(Target),
     /// To the address that it has dialled.
     Dialled,
-    Refused {
+    /// Nowhere, because no rule allows it. A service that learns allows it.
+    Unlisted {
         target: Target,
         reason: Refusal,
         cause: String,
     },
+    /// Nowhere, because a rule refuses the name.
+    Denied { target: Target, cause: String },
 }
 
 /// Returns the request that a redirected client implies: for the server that it names, or for the
@@ -81,18 +84,19 @@ pub(super) async fn request_by_name(
         return Ok(ClientRequest::to_fixed_target(Target::Ip(dialled)));
     }
     let stated = Stated::read(client, guard).await?;
-    let (target, reason, cause) = match decide(policy, &stated, dialled) {
+    let (target, reason, cause) = match decide(policy, &stated, dialled, naming) {
         Decision::Named(target) => return Ok(stated.request_for(target)),
         Decision::Dialled => return Ok(stated.request_for(Target::Ip(dialled))),
-        Decision::Refused { target, reason, cause } => (target, reason, cause),
+        Decision::Unlisted { target, reason, .. } if naming == Naming::Learning => {
+            guard.session().facts().would_deny = Some(reason);
+            return Ok(ClientRequest {
+                would_deny: Some(reason),
+                ..stated.request_for(target)
+            });
+        }
+        Decision::Unlisted { target, reason, cause } => (target, reason, cause),
+        Decision::Denied { target, cause } => (target, Refusal::TargetRule, cause),
     };
-    if naming == Naming::Learning {
-        guard.session().facts().would_deny = Some(reason);
-        return Ok(ClientRequest {
-            would_deny: Some(reason),
-            ..stated.request_for(target)
-        });
-    }
     guard.dials(target);
     if !stated.answer.is_empty() {
         lingering_close(client, &stated.answer).await;
@@ -103,13 +107,14 @@ pub(super) async fn request_by_name(
     Err(Outcome::because(SessionEnd::Denied(reason), &cause))
 }
 
-/// Decides by the rules. A rule that refuses the name wins against one that allows the address.
-fn decide(policy: &TargetPolicy, stated: &Stated, dialled: SocketAddr) -> Decision {
+/// Decides by the rules. A rule that refuses the name wins against one that allows the address. For
+/// a service that learns, a missing allow list is an empty one.
+fn decide(policy: &TargetPolicy, stated: &Stated, dialled: SocketAddr, naming: Naming) -> Decision {
     let Some(name) = &stated.name else {
         if policy.lists(dialled) {
             return Decision::Dialled;
         }
-        return Decision::Refused {
+        return Decision::Unlisted {
             target: Target::Ip(dialled),
             reason: Refusal::NameMissing,
             cause: format!("{}, and no rule allows {dialled}", stated.why_nameless),
@@ -117,16 +122,18 @@ fn decide(policy: &TargetPolicy, stated: &Stated, dialled: SocketAddr) -> Decisi
     };
     let port = dialled.port();
     let target = Target::Name(name.clone(), port);
-    let cause = match policy.allows_name(name, port) {
-        Ok(true) => return Decision::Named(target),
-        Ok(false) if policy.lists(dialled) => return Decision::Dialled,
-        Ok(false) => format!("no rule allows {target}, or the address {dialled} that the client has dialled"),
-        Err(denied) => format!("{target} is {denied}; the client has dialled {dialled}"),
-    };
-    Decision::Refused {
-        target,
-        reason: Refusal::TargetRule,
-        cause,
+    match policy.allows_name(name, port) {
+        Ok(true) if naming == Naming::On || policy.has_allow_list() => Decision::Named(target),
+        Ok(_) if policy.lists(dialled) => Decision::Dialled,
+        Ok(_) => Decision::Unlisted {
+            cause: format!("no rule allows {target}, or the address {dialled} that the client has dialled"),
+            reason: Refusal::TargetRule,
+            target,
+        },
+        Err(denied) => Decision::Denied {
+            cause: format!("{target} is {denied}; the client has dialled {dialled}"),
+            target,
+        },
     }
 }
 
@@ -147,8 +154,7 @@ impl Stated {
                 Self::of_tls(hello)
             }
             Some(Sniffed::Tls(Err(refusal))) => {
-                let why = "the name in the ClientHello cannot be read";
-                Self::nameless(why, sniffer.into_bytes()).answered(refusal.answer())
+                Self::nameless(problem_of_tls(refusal), sniffer.into_bytes()).answered(refusal.answer())
             }
             Some(Sniffed::Http(request)) => {
                 claims.protocol = Some(Spoken::Http);
@@ -161,7 +167,12 @@ impl Stated {
                 if bytes.is_empty() && has_ended {
                     return Err(SessionEnd::ClientEof.into());
                 }
-                Self::nameless("the client has stated no name in time", bytes)
+                let why = if has_ended {
+                    "the client has ended its stream before it stated a name"
+                } else {
+                    "the client has stated no name in time"
+                };
+                Self::nameless(why, bytes)
             }
         };
         guard.set_claims(claims);
@@ -201,16 +212,10 @@ impl Stated {
                 request: Some((head, body, exchange)),
                 ..Self::nameless("`Host` has an address", bytes).answered(not_allowed())
             },
-            Ok(HttpRequest::Connect(_)) => {
+            Ok(HttpRequest::Connect(_) | HttpRequest::Answered(_)) => {
                 Self::nameless("CONNECT is a request to a proxy", bytes).answered(not_allowed())
             }
-            Ok(HttpRequest::Answered(_)) => {
-                Self::nameless("the request ends at a proxy", bytes).answered(not_allowed())
-            }
-            Err(refusal) => {
-                let why = "the request does not name one host";
-                Self::nameless(why, bytes).answered(refusal.answer())
-            }
+            Err(refusal) => Self::nameless(refusal.problem(), bytes).answered(refusal.answer_for_server()),
         }
     }
 
@@ -240,6 +245,17 @@ fn name_of(target: &Target) -> Option<Box<str>> {
     match target {
         Target::Name(name, _) => canonical_name(name).map(Into::into),
         Target::Ip(_) | Target::Unix(_) => None,
+    }
+}
+
+fn problem_of_tls(refusal: tls::Refusal) -> &'static str {
+    match refusal {
+        tls::Refusal::TooLong => "the ClientHello has more than 20 KiB",
+        tls::Refusal::Malformed => "the ClientHello is malformed",
+        tls::Refusal::InvalidName => "the client states a name in TLS that no host can have",
+        tls::Refusal::Missing | tls::Refusal::NoName | tls::Refusal::UnknownName | tls::Refusal::UnknownProtocol => {
+            "the client states no name in TLS"
+        }
     }
 }
 

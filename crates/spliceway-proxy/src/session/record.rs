@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spliceway::RelaySummary;
+use tokio::time::Instant;
 
 use super::facts::Session;
 use super::guard::Guard;
@@ -129,7 +130,10 @@ impl Record {
     }
 
     fn write_line(&self, outcome: &Outcome, mut relay: RelaySummary, datagrams: Option<&DatagramSummary>) {
-        let is_failure = matches!(outcome.end, SessionEnd::ConnectFailed(_));
+        let service = self.guard.service();
+        // Clients that choose their targets could fill the log with warnings.
+        let may_warn = || service.kind.has_fixed_targets() || service.failures.lock().admits(Instant::now());
+        let is_failure = matches!(outcome.end, SessionEnd::ConnectFailed(_)) && may_warn();
         let session = self.guard.session();
         let facts = session.facts();
         relay.a_to_b.bytes += facts.ahead;

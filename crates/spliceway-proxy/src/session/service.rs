@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use spliceway::RelayOptions;
 use spliceway_protocol::proxy;
 
@@ -13,6 +14,7 @@ use crate::access::policy::ClientPolicy;
 use crate::access::rates::RateLimits;
 use crate::kit::alive::Accepting;
 use crate::kit::health::State;
+use crate::log::LogThrottle;
 use crate::metrics::Traffic;
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
@@ -56,6 +58,8 @@ pub(crate) struct Service {
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) traffic: Arc<Traffic>,
+    /// Limits the warnings about targets that clients have named and that were not reached.
+    pub(crate) failures: Mutex<LogThrottle>,
     pub(crate) accepting: Accepting,
     /// Whether no reload has replaced the service.
     pub(crate) in_force: Accepting,

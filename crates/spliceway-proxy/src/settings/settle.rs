@@ -480,6 +480,7 @@ fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
         faults.add(Fault::new(at, "clients", why));
     }
     faults.warnings.extend(unchecked_names(settled));
+    faults.warnings.extend(unlisted_names(settled));
 }
 
 /// Returns a warning if names are refused because an upstream proxy would look them up.
@@ -492,6 +493,18 @@ fn unchecked_names(service: &ServiceSettings) -> Option<Fault> {
             "{last} looks up names, which could lead to a refused network, so names are refused; use socks5:// instead"
         );
         Fault::new(at, "to_deny", problem)
+    })
+}
+
+/// Returns a warning if clients reach every name that no rule refuses. A service that learns has no
+/// names yet.
+fn unlisted_names(service: &ServiceSettings) -> Option<Fault> {
+    let is_guard = matches!(service.kind, Kind::Transparent(_, Naming::On));
+    (is_guard && service.targets.rules.allow.is_none()).then(|| {
+        let at = service.config.names.as_ref().and_then(Value::at);
+        let problem =
+            "without to_allow, clients reach every name that to_deny does not refuse: list what they may reach";
+        Fault::new(at, "names", problem)
     })
 }
 

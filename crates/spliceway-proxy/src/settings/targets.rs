@@ -96,6 +96,7 @@ impl<'a> Lists<'a> {
             rules: TargetRules {
                 allow: self.list("to_allow", allow, origin, faults),
                 deny: self.list("to_deny", deny, origin, faults),
+                allows_unlisted: false,
             },
         }
     }

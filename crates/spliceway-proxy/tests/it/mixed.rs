@@ -47,6 +47,19 @@ fn an_unknown_protocol_is_closed_without_an_answer() {
     program.await_sum("spliceway_refused_total", &["reason=\"version\""], 5);
 }
 
+/// Some clients send an empty line after the body before, and so before a request.
+#[test]
+fn an_empty_line_before_a_request_is_ignored() {
+    let program = Program::proxy("mixed", &[]);
+    let target = echo("127.0.0.1:0");
+    for request in ["\r\nCONNECT", "\nCONNECT"] {
+        let mut client = program.connect();
+        write!(client, "{request} {target} HTTP/1.1\r\n\r\n").unwrap();
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 200 "), "{request:?}");
+        exchange(client);
+    }
+}
+
 /// A relay splices in every mode.
 #[test]
 fn a_tunnel_is_spliced_in_every_protocol() {

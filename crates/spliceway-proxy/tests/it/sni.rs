@@ -59,11 +59,22 @@ pub(crate) fn hello(name: Option<&[u8]>, protocols: &[&str], padding: usize) -> 
     if padding > 0 {
         extensions.push(extension(21, &vec![0; padding - 4]));
     }
+    hello_of(&extensions)
+}
+
+/// Returns a hello with these extensions.
+fn hello_of(extensions: &[Vec<u8>]) -> Vec<u8> {
     let head = [&[3, 3][..], &[7; 32], &[0], &long(&[0x13, 1]), &[1, 0]].concat();
     let body = [head, long(&extensions.concat())].concat();
     let length = u32::try_from(body.len()).unwrap().to_be_bytes();
     let message = [&[1][..], &length[1..], &body].concat();
     records(&message, 16 << 10)
+}
+
+/// Returns a hello whose list of names has `good.test`, and is followed by one byte.
+pub(crate) fn followed_name() -> Vec<u8> {
+    let list = long(&[&[0][..], &long(b"good.test")].concat());
+    hello_of(&[extension(0, &[&list[..], &[0]].concat())])
 }
 
 /// Returns records with `bytes` bytes of the message each.
@@ -230,6 +241,8 @@ fn a_hostile_hello_is_refused() {
         (b"\x16\x03\x01\0\x04\x02\0\0\0".to_vec(), Some(50), "tls_malformed"),
         (b"\x16\x03\x01\0\x04\x01\xFF\xFF\xFF".to_vec(), Some(50), "tls_too_long"),
         (cut, Some(50), "tls_malformed"),
+        (followed_name(), Some(50), "tls_malformed"),
+        (named("example.com.."), Some(47), "sni_invalid"),
         (named("exam\0ple.com"), Some(47), "sni_invalid"),
         (named("example.com\r\nX: y"), Some(47), "sni_invalid"),
         (named(&"a".repeat(256)), Some(47), "sni_invalid"),

@@ -26,11 +26,22 @@ pub(crate) struct TargetRules {
     /// `None` allows what is not refused.
     pub(crate) allow: Option<RuleLists>,
     pub(crate) deny: Option<RuleLists>,
+    /// Whether a target is allowed that no rule in `allow` matches. The rules in `allow` still win
+    /// against those in `deny` that are less specific.
+    pub(crate) allows_unlisted: bool,
 }
 
 impl TargetRules {
     pub(super) fn are_none(&self) -> bool {
         self.allow.is_none() && self.deny.is_none()
+    }
+
+    /// Returns the same rules, which then refuse only what `deny` refuses.
+    pub(super) fn allowing_unlisted(&self) -> Self {
+        Self {
+            allows_unlisted: true,
+            ..self.clone()
+        }
     }
 
     /// Returns whether a rule has a name.
@@ -134,7 +145,7 @@ impl TargetRules {
         let by_port = |lists: &'a RuleLists| lists.find(|list| list.by_port(port));
         let allowed = allowed.or(self.allow.as_ref().map(by_port).unwrap_or_default());
         refused(&self.deny.as_ref().map(by_port).unwrap_or_default(), &allowed)?;
-        Ok(self.allow.is_none() || !allowed.is_nothing())
+        Ok(self.allow.is_none() || self.allows_unlisted || !allowed.is_nothing())
     }
 }
 

@@ -233,9 +233,9 @@ impl Dialer {
         Self { policy, ..self.clone() }
     }
 
-    /// Returns a dialer that shares everything with this one, except for the rules of the operator.
-    pub(crate) fn without_rules(&self) -> Self {
-        self.with_policy(self.policy.without_rules())
+    /// Returns a dialer that shares everything with this one, and also dials what no rule allows.
+    pub(crate) fn allowing_unlisted(&self) -> Self {
+        self.with_policy(self.policy.allowing_unlisted())
     }
 
     /// Returns the policy for targets.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use spliceway::{Peer, RelayOptions};
 use tokio::sync::oneshot;
 
@@ -120,6 +121,7 @@ pub(super) fn build(
         rates: rates(service, before),
         advertise: service.advertise,
         traffic,
+        failures: Mutex::default(),
         accepting: Accepting::new(),
         in_force: Accepting::new(),
     };
@@ -235,7 +237,10 @@ fn spawn(
 }
 
 fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, process: &Process) -> TargetPolicy {
-    let policy = TargetPolicy::of_access(access, clients == Clients::Local, process.own.clone());
+    // A rule for a name does not open private addresses: whoever controls the DNS of the name
+    // chooses them. That holds for clients on this machine too.
+    let are_local = clients == Clients::Local && !service.kind.reads_names();
+    let policy = TargetPolicy::of_access(access, are_local, process.own.clone());
     match service.transport {
         Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
         Transport::Streams => policy,

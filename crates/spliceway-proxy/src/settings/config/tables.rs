@@ -390,8 +390,8 @@ tables! {
         /// its address instead of the client's. --to-allow and --to-deny then apply to names.
         /// Clients that state no name reach only addresses that a rule of --to-allow has
         names: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
-        /// Read names as with --names, but allow what the rules do not allow. The records of these
-        /// sessions have `would_deny`
+        /// Read names as with --names, but allow what no rule allows. The records of these sessions
+        /// have `would_deny`. --to-deny stays in force
         names_learn: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
         transparent_source: Value<Flag> = (false)

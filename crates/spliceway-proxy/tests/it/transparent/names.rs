@@ -1,20 +1,21 @@
 //! Rules by name for redirected clients: a hostile client reaches nothing that no rule allows.
 
+mod egress;
+mod learning;
 mod networks;
+mod reasons;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use socket2::SockRef;
 
-use super::{CLIENT, GATEWAY, Network, TARGET};
+use super::{CLIENT, Network, TARGET};
 use crate::harness::{
-    Folder, PATIENCE, Program, TextFile, accept, connect, contrib, is_closed, read_all, read_exactly, send_and_finish,
-    was_reached,
+    PATIENCE, Program, accept, connect, is_closed, read_all, read_exactly, send_and_finish, was_reached,
 };
 use crate::names::NameServer;
-use crate::sni::{HELLOS, HIDDEN, alert, hello, named, records};
+use crate::sni::{HELLOS, HIDDEN, alert, followed_name, hello, named, records};
 
 /// The servers of the allowed names, and the port of TLS.
 const GOOD: &str = "10.77.1.10";
@@ -161,6 +162,8 @@ fn refused_tls_cases() -> Vec<Case> {
         ),
         ("a NUL", 443, named("good.test\0.evil.test"), "name_missing", Some(47)),
         ("a hello that is too long", 443, too_long, "name_missing", Some(50)),
+        ("two dots", 443, named("good.test.."), "name_missing", Some(47)),
+        ("a byte after the names", 443, followed_name(), "name_missing", Some(50)),
         ("a header before the hello", 443, header, "name_missing", None),
         ("a name of this machine", 443, named("rebind.test"), "loopback", None),
     ] {
@@ -181,11 +184,13 @@ fn refused_tls_cases() -> Vec<Case> {
     cases
 }
 
+/// The start of a request for the server of the good name.
+const GOOD_REQUEST: &str = "GET / HTTP/1.1\r\nHost: good.test\r\n";
+
+/// Clients of HTTP that reach the server that they name.
 fn http_cases() -> Vec<Case> {
-    let refused = |reason, status: &str| Refused(reason, format!("HTTP/1.1 {status} ").into());
-    let two_meanings = || refused("name_missing", "400");
     let dialled = || format!("{OTHER}:80");
-    let good = "GET / HTTP/1.1\r\nHost: good.test\r\n";
+    let good = GOOD_REQUEST;
     let all = [
         ("an allowed host", format!("{good}\r\n"), Request(good)),
         (
@@ -204,6 +209,21 @@ fn http_cases() -> Vec<Case> {
             Request("GET /x HTTP/1.1\r\nHost: good.test\r\n"),
         ),
         (
+            "an empty line first",
+            format!("\r\n{good}\r\n"),
+            Request("GET / HTTP/1.1\r\nHost: good.test\r\nVia: "),
+        ),
+        (
+            "a question about the server",
+            "OPTIONS * HTTP/1.1\r\nHost: good.test\r\nMax-Forwards: 0\r\n\r\n".into(),
+            Request("OPTIONS * HTTP/1.1\r\nHost: good.test\r\nMax-Forwards: 0\r\n"),
+        ),
+        (
+            "an upgrade to a tunnel",
+            format!("{good}Connection: Upgrade\r\nUpgrade: connect-udp\r\n\r\n"),
+            Request("GET / HTTP/1.1\r\nHost: good.test\r\nVia: "),
+        ),
+        (
             "a second request",
             format!("{good}\r\nGET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
             Request(good),
@@ -218,6 +238,17 @@ fn http_cases() -> Vec<Case> {
             format!("{good}Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n\r\n"),
             Request(good),
         ),
+    ];
+    all.map(|(what, sent, expected)| (what, dialled(), sent.into_bytes(), expected))
+        .into()
+}
+
+fn refused_http_cases() -> Vec<Case> {
+    let refused = |reason, status: &str| Refused(reason, format!("HTTP/1.1 {status} ").into());
+    let two_meanings = || refused("name_missing", "400");
+    let dialled = || format!("{OTHER}:80");
+    let good = GOOD_REQUEST;
+    let all = [
         (
             "an unlisted host",
             "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n".into(),
@@ -230,6 +261,16 @@ fn http_cases() -> Vec<Case> {
             two_meanings(),
         ),
         ("no host", "GET / HTTP/1.0\r\n\r\n".into(), two_meanings()),
+        (
+            "a host with two dots",
+            "GET / HTTP/1.1\r\nHost: good.test..\r\n\r\n".into(),
+            two_meanings(),
+        ),
+        (
+            "a head that is too large",
+            format!("{good}X: {}\r\n\r\n", "x".repeat(16 << 10)),
+            refused("name_missing", "431"),
+        ),
         (
             "a length and chunks",
             format!("{good}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
@@ -290,10 +331,14 @@ fn a_hostile_client_reaches_nothing_that_is_not_listed() {
     let listed = guarded.listen(LISTED, 22);
     let others = [(OTHER, 443), (OTHER, 80), (OTHER_V6, 443), (GOOD, 8443), (GOOD, 22)];
     let others = others.map(|(ip, port)| guarded.listen(ip, port));
-    for (what, dialled, sent, expected) in [tls_cases(), refused_tls_cases(), http_cases(), other_cases()]
-        .into_iter()
-        .flatten()
-    {
+    let cases = [
+        tls_cases(),
+        refused_tls_cases(),
+        http_cases(),
+        refused_http_cases(),
+        other_cases(),
+    ];
+    for (what, dialled, sent, expected) in cases.into_iter().flatten() {
         for size in [sent.len(), 1] {
             println!("{what}, {size} bytes at once");
             let mut client = guarded.connect(&dialled);
@@ -439,97 +484,4 @@ fn an_upstream_proxy_gets_the_name_and_the_port_of_the_client() {
         upstream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
     }
     assert_eq!(guarded.names.take(), []);
-}
-
-#[test]
-fn a_service_that_learns_records_what_it_would_refuse() {
-    let Some(guarded) = Guarded::new() else { return };
-    let folder = Folder::new("names-learn");
-    let log = folder.0.join("access.log");
-    let arguments = [
-        "--names-learn",
-        "--to-allow",
-        "good.test",
-        "--access-log",
-        log.to_str().unwrap(),
-    ];
-    let mut program = guarded.program(&arguments);
-    let servers = [GOOD, OTHER].map(|ip| guarded.listen(ip, 443));
-    for (dialled, sent, server) in [
-        (OTHER, named("evil.test"), &servers[1]),
-        (GOOD, named("evil.test"), &servers[1]),
-        (OTHER, named("good.test"), &servers[0]),
-        (OTHER, b"SSH-2.0-x\r\n".to_vec(), &servers[1]),
-    ] {
-        let mut client = guarded.connect(&format!("{dialled}:443"));
-        client.write_all(&sent).unwrap();
-        assert_eq!(read_exactly(&mut accept(server), sent.len()), sent);
-    }
-    // A private address stays refused.
-    let mut client = guarded.connect(&format!("{OTHER}:443"));
-    client.write_all(&named("rebind.test")).unwrap();
-    assert!(is_closed(&mut client));
-    // All records are written before it exits.
-    program.terminate();
-    assert!(program.exit().success());
-    // The command of docs/transparent.md.
-    let command = "grep -o 'target=[^ ]* would_deny' access.log | sort | uniq -c | sort -rn";
-    assert!(include_str!("../../../../../docs/transparent.md").contains(command));
-    let output = Command::new("sh")
-        .args(["-c", command])
-        .current_dir(&folder.0)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<Vec<&str>> = text
-        .lines()
-        .map(|line| line.split_whitespace().take(2).collect())
-        .collect();
-    assert_eq!(lines[0], ["2", "target=evil.test:443"], "{text}");
-    assert_eq!(lines.len(), 3, "{text}");
-    assert!(text.contains(&format!("1 target={OTHER}:443 ")), "{text}");
-}
-
-/// The files of contrib/egress let nothing else out of the network.
-#[test]
-fn the_rules_in_contrib_let_only_listed_names_and_dns_out() {
-    let Some(guarded) = Guarded::new() else { return };
-    let config = std::fs::read_to_string(contrib("egress/spliceway.toml")).unwrap();
-    let mut config = config
-        .replace("192.168.0.0/16", "10.77.0.0/24")
-        .replace("github.com", "good.test");
-    config += "allow_private = \"10.77.1.0/24\"\ndns = \"127.0.0.2\"\n[admin]\nmetrics = \"127.0.0.1:0\"\n";
-    let file = TextFile::new(&config);
-    let _program = guarded.network.at_gateway(|| Program::run(&file));
-    let rules = std::fs::read_to_string(contrib("egress/egress.nft")).unwrap();
-    let rules = rules.replace("\"lan\"", "\"left\"").replace("192.168.0.53", LISTED);
-    guarded.network.load(&rules);
-    let net = &guarded.network.0;
-    net.node(GATEWAY)
-        .inside(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1"))
-        .unwrap();
-    let (good, other) = (guarded.listen(GOOD, 443), guarded.listen(OTHER, 443));
-    let udp = |ip: &str, port: u16| {
-        let address = SocketAddr::new(ip.parse().unwrap(), port);
-        net.node(TARGET).inside(|| UdpSocket::bind(address).unwrap())
-    };
-    let (quic, dns) = (udp(GOOD, 443), udp(LISTED, 53));
-    dns.set_read_timeout(Some(PATIENCE)).unwrap();
-    let client = net.node(CLIENT).inside(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    client.send_to(b"quic", (GOOD, 443)).unwrap();
-    client.send_to(b"query", (LISTED, 53)).unwrap();
-    assert_eq!(dns.recv(&mut [0; 9]).unwrap(), 5);
-    // The first datagram would have arrived before the second one.
-    quic.set_nonblocking(true).unwrap();
-    assert!(quic.recv(&mut [0; 9]).is_err());
-    let mut tls = guarded.connect(&format!("{OTHER}:443"));
-    tls.write_all(&named("good.test")).unwrap();
-    assert_eq!(
-        read_exactly(&mut accept(&good), named("good.test").len()),
-        named("good.test")
-    );
-    let mut refused = guarded.connect(&format!("{OTHER}:443"));
-    refused.write_all(&named("evil.test")).unwrap();
-    assert_eq!(read_all(&refused), alert(112));
-    assert!(!was_reached(&other));
 }

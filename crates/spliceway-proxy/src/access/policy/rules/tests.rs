@@ -21,6 +21,7 @@ fn rules(allow: &[&str], deny: &[&str]) -> TargetRules {
     TargetRules {
         allow: lists(allow),
         deny: lists(deny),
+        allows_unlisted: false,
     }
 }
 
@@ -33,6 +34,7 @@ fn apart(allow: &[&str], deny: &[&str]) -> TargetRules {
     TargetRules {
         allow: lists(allow),
         deny: lists(deny),
+        allows_unlisted: false,
     }
 }
 

@@ -24,6 +24,7 @@ fn ruled(server: &Server, allow: &[&str], deny: &[&str], upstreams: &[&str]) -> 
     let rules = TargetRules {
         allow: list(&texts(allow)),
         deny: list(&texts(deny)),
+        ..TargetRules::default()
     };
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default()).with_rules(rules);
     let settings = DialSettings {

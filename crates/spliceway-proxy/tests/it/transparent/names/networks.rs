@@ -1,7 +1,7 @@
 //! Rules by name for clients of several networks.
 
 use super::*;
-use crate::harness::{assert_same, pattern};
+use crate::harness::{TextFile, assert_same, pattern};
 
 #[test]
 fn redirected_clients_reach_the_names_of_their_network() {
