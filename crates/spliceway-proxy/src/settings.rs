@@ -6,6 +6,7 @@ mod ahead;
 mod backends;
 mod chains;
 mod change;
+mod clients;
 pub(crate) mod config;
 mod distinct;
 pub(crate) mod exposure;

@@ -72,6 +72,8 @@ pub(crate) struct Account {
     /// Wakes sessions that wait for a new share.
     shared: Arc<Notify>,
     is_waiting: AtomicBool,
+    /// The sessions that were refused.
+    refused: AtomicU64,
     state: Mutex<State>,
     keeper: Arc<Notify>,
 }
@@ -129,6 +131,18 @@ impl Accounts {
     /// Adds a session that runs already, even above the limits.
     pub(crate) fn reenter(&self, user: &str) -> Option<Entered> {
         self.account_of(user).and_then(|account| account.enter(true).ok())
+    }
+
+    /// Counts a session that was refused, if the configuration names its user. Clients may invent
+    /// other names.
+    pub(crate) fn count_refusal(&self, user: &str) {
+        let is_named = || self.all().limits.named.contains_key(user);
+        if self.are_used.load(Ordering::Relaxed)
+            && is_named()
+            && let Some(account) = self.account_of(user)
+        {
+            account.refused.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Resets the account of this user. Returns what the user had used, such as `1.7 MB today`, or
@@ -267,6 +281,7 @@ impl Account {
             share: AtomicU64::new(NEVER),
             shared: Arc::default(),
             is_waiting: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
             state: Mutex::new(State {
                 limits,
                 sessions: 0,

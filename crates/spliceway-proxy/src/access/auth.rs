@@ -117,14 +117,6 @@ impl Users {
         names.map(|name| spliceway_protocol::printable(name)).collect()
     }
 
-    /// Returns the names that `new` does not have.
-    pub(crate) fn missing_in(&self, new: Option<&Self>) -> Vec<Box<str>> {
-        let new = new.map(Self::names).unwrap_or_default();
-        let mut missing: Vec<_> = self.names().difference(&new).cloned().collect();
-        missing.sort();
-        missing
-    }
-
     /// Returns a proof if this password was accepted before, for this user and from this address.
     /// The call costs almost nothing.
     pub(crate) fn verify_again(&self, credentials: &Credentials, client: IpAddr, now: Instant) -> Option<Proof> {

@@ -14,10 +14,10 @@ use ipnet::IpNet;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::rule::canonical_network;
 
-pub(crate) use client::{ClientPolicy, network};
+pub(crate) use client::{ClientPolicy, Networks, network};
 pub(crate) use denied::Denied;
 pub(crate) use own::{OwnEntry, OwnListeners, reached};
-pub(crate) use rules::{RuleList, TargetRules};
+pub(crate) use rules::{RuleList, RuleLists, TargetRules};
 
 /// The targets that a service may connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -132,7 +132,7 @@ impl TargetPolicy {
 
     /// Returns whether the rules refuse names.
     pub(crate) fn refuses_names(&self) -> bool {
-        self.rules.deny.as_ref().is_some_and(|deny| deny.has_names())
+        self.rules.deny.as_ref().is_some_and(RuleLists::has_names)
     }
 
     /// Returns whether a rule allows the name that a redirected client states. Its addresses are

@@ -144,6 +144,10 @@ fn guards(service: &ServiceSettings, limits: &AllLimits) -> String {
             }
         }
         None if service.requires_client_certs() => text.push_str(", users by certificate"),
+        None if service.clients.networks().is_some() => {
+            let names = service.user_names().map_or(0, |names| names.len());
+            let _ = write!(text, ", {} by network", counted(names, "user"));
+        }
         None if service.kind.protocols().is_empty() => {}
         None if service.config.allow.is_some() => text.push_str(", no users: every client that allow permits"),
         None => text.push_str(", no users: every client"),
@@ -178,11 +182,12 @@ fn described() -> Json {
     schema["required"] = vec!["service"].into();
     schema["properties"]["service"]["items"]["required"] = vec!["kind", "listen"].into();
     schema["properties"]["user"]["items"]["required"] = vec!["name"].into();
+    schema["properties"]["client"]["items"]["required"] = vec!["name", "from"].into();
     for (path, key) in tables.all() {
         if let Some(declared) = declared(&path, &key) {
             let pointer = path.split('.').fold(String::new(), |pointer, table| {
                 let items = match table {
-                    "service" | "backend" => "/items",
+                    "service" | "backend" | "client" => "/items",
                     // The table of [defaults.user] is no array.
                     "user" if pointer.is_empty() => "/items",
                     _ => "",

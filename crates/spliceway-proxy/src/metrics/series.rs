@@ -64,6 +64,10 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
     ),
     ("quota_writes", "Updates of the quota file, by result"),
     ("user_bytes", "Bytes of users with limits, in both directions"),
+    (
+        "user_refused",
+        "Sessions of named users with limits that the proxy refused",
+    ),
     ("backend_connections", "Connections to a backend that succeeded"),
     ("backend_failures", "Failures of a backend, by reason"),
     ("backend_checks", "Checks of a backend, by result"),
@@ -241,6 +245,7 @@ impl Now {
             let label = ("user", &*sums.user);
             gauges.add("user_sessions", &[label], sums.sessions);
             counters.add("user_bytes", &[label], sums.counted);
+            counters.add("user_refused", &[label], sums.refused);
             for (period, used, quota) in sums.quotas() {
                 gauges.add("user_quota_used_bytes", &[label, ("period", period)], used);
                 gauges.add("user_quota_bytes", &[label, ("period", period)], quota);

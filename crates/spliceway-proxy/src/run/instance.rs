@@ -352,10 +352,8 @@ impl Instance {
             if !build::is_unchanged(settings, service, &before) {
                 changes.changed.push(name());
             }
-            if let Some(users) = &before.service.users {
-                let missing = users.missing_in(service.users.as_deref()).into_iter();
-                changes.removed_users.extend(missing.map(|user| (name(), user)));
-            }
+            let missing = before.service.users_missing_in(service).into_iter();
+            changes.removed_users.extend(missing.map(|user| (name(), user)));
         }
         let open = self.open.iter().zip(&addresses.stays);
         let closed = open.filter(|(open, stays)| !**stays && open.is_accepting());
@@ -422,7 +420,8 @@ impl Instance {
         new.iter().for_each(|built| built.put_in_force());
         let open = self.assign(addresses, &built, &before);
         new.iter().for_each(|built| built.begin(&self.process.health));
-        self.started_with.get_or_insert_with(|| settings.written.clone());
+        self.started_with
+            .get_or_insert_with(|| settings.written.clone().without_users());
         let indices = self.running.take().map(|running| running.indices);
         self.running = Some(Running {
             indices: renumbered(indices.unwrap_or_default(), &before, &settings),
@@ -556,7 +555,7 @@ impl Instance {
     /// Returns the names of the users of each service that has users, as records show them.
     pub(super) fn users(&self) -> HashMap<Arc<str>, HashSet<Box<str>>> {
         let services = self.settings().into_iter().flat_map(|settings| &settings.services);
-        let users = services.filter_map(|service| Some((Arc::clone(&service.name), service.users.as_ref()?.names())));
+        let users = services.filter_map(|service| Some((Arc::clone(&service.name), service.user_names()?)));
         users.collect()
     }
 

@@ -65,7 +65,11 @@ impl Admitted {
             }
         }
         if let Some(reason) = refusal(&addresses, guard) {
-            return Err(reset(client.into_inner(), reason));
+            let outcome = reset(client.into_inner(), reason);
+            return Err(Outcome {
+                cause: why_unknown(&addresses, guard.service()),
+                ..outcome
+            });
         }
         Ok(Self {
             client,
@@ -145,11 +149,19 @@ fn refusal(addresses: &Addresses, guard: &mut Guard) -> Option<Refusal> {
         // The mode of a Unix socket decides who may open it. Behind a load balancer, the allowed
         // networks decide, and this client is in none of them.
         let is_stranger = service.accept_proxy.is_some() && service.clients.names_who_may();
-        return is_stranger.then_some(Refusal::Client);
+        return (is_stranger || service.clients.lacks_user(None)).then_some(Refusal::Client);
     };
     let client = client.ip();
     if !service.clients.admits(client) {
         return Some(Refusal::Client);
     }
     (!guard.permit().count(client)).then_some(Refusal::SessionsOfClient)
+}
+
+/// Returns the cause for the record if a client is refused because no table has its network.
+fn why_unknown(addresses: &Addresses, service: &Service) -> Option<Box<str>> {
+    let ip = addresses.client.map(|client| client.ip());
+    let who = ip.map_or_else(|| "a Unix socket".to_owned(), |ip| ip.to_canonical().to_string());
+    let is_unknown = service.clients.lacks_user(ip);
+    is_unknown.then(|| format!("no table [[client]] has the network of {who}").into())
 }

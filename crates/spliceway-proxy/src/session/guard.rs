@@ -50,7 +50,11 @@ impl Guard {
     pub(super) fn new(service: Arc<Service>, client: Option<SocketAddr>, permit: SessionPermit) -> Self {
         service.traffic.session_began();
         let open = service.process.sessions.add(Arc::clone(&service.name), client);
-        Self::hold(service, open, None, permit)
+        let guard = Self::hold(service, open, None, permit);
+        if let Some(client) = client.filter(|_| guard.service.accept_proxy.is_none()) {
+            guard.set_client(client);
+        }
+        guard
     }
 
     /// Continues a session that began in another process.
@@ -97,12 +101,13 @@ impl Guard {
         self.permit.as_mut().expect("an open session has it")
     }
 
-    /// Adds the session to the account of its user, who has logged in or has a certificate.
+    /// Adds the session to the account of its user, who has logged in, or is known by certificate
+    /// or by network.
     ///
     /// # Errors
     /// Returns the reason to refuse the session.
     pub(super) fn enter_account(&self) -> Result<(), Refusal> {
-        if self.service.users.is_none() && !self.service.has_users_by_certificate() {
+        if self.service.users.is_none() && !self.service.knows_users() {
             return Ok(());
         }
         let mut facts = self.session.facts();
@@ -119,7 +124,7 @@ impl Guard {
     /// Adds a session from another process to the account of its user, even above a limit.
     fn reenter_account(&self) {
         let mut facts = self.session.facts();
-        if self.service.users.is_some()
+        if (self.service.users.is_some() || self.service.clients.networks().is_some())
             && let Some(user) = &facts.user
         {
             facts.account = self.service.process.accounts.reenter(user);
@@ -134,9 +139,12 @@ impl Guard {
         }
     }
 
-    /// Records the address that a load balancer states.
+    /// Records the address of the client, which a load balancer may state, and the user of its
+    /// network.
     pub(super) fn set_client(&self, client: SocketAddr) {
-        self.session.facts().client = Some(client);
+        let mut facts = self.session.facts();
+        facts.client = Some(client);
+        facts.user = self.service.clients.user_of(client.ip()).map(Into::into);
     }
 
     /// Records what the client and the program have agreed on, or why they have not. The user may

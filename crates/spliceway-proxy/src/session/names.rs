@@ -74,7 +74,11 @@ pub(super) async fn request_by_name(
     naming: Naming,
     guard: &Guard,
 ) -> Result<ClientRequest, Outcome> {
-    let policy = guard.service().dialer.policy();
+    let user = guard.session().facts().user.clone();
+    let policy = guard
+        .service()
+        .dialer_of(user.as_ref().map(|user| user.as_bytes()))
+        .policy();
     if naming == Naming::On && policy.lists(dialled) && !policy.refuses_names() {
         // No name can change the decision. A server that speaks first needs not wait.
         return Ok(ClientRequest::to_fixed_target(Target::Ip(dialled)));

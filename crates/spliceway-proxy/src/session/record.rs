@@ -80,6 +80,9 @@ impl Record {
     /// Begins the session of another request on the connection of `carried`.
     pub(super) fn follow(carried: Carried, client: Option<SocketAddr>) -> Self {
         let guard = Guard::new(carried.service, client, carried.permit);
+        if let Some(client) = client {
+            guard.set_client(client);
+        }
         if let Some(tls) = carried.tls {
             guard.set_tls(*tls);
         }
@@ -116,6 +119,11 @@ impl Record {
         // A reader of the record finds nothing of the session any more, and its place is free. The
         // number of open sessions never exceeds the limit.
         self.guard.give_back();
+        if matches!(outcome.end, SessionEnd::Denied(_))
+            && let Some(user) = &self.guard.session().facts().user
+        {
+            self.guard.service().process.accounts.count_refusal(user);
+        }
         self.guard.service().traffic.session_ended(outcome.end);
         self.guard.give_permit_back();
         self.write_line(&outcome, relay, datagrams.as_ref());

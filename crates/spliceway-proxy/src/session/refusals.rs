@@ -36,7 +36,9 @@ fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
         Refusal::NoBackend | Refusal::QueueFull | Refusal::QueueTimeout => service.balance.is_some(),
         Refusal::DialsOfClient => !kind.has_fixed_targets(),
         Refusal::Users => service.has_users_by_certificate(),
-        Refusal::SessionsOfUser | Refusal::Quota => service.users.is_some() || service.has_users_by_certificate(),
+        Refusal::SessionsOfUser | Refusal::Quota => {
+            service.users.is_some() || service.has_users_by_certificate() || service.clients.networks().is_some()
+        }
         Refusal::WrongPassword | Refusal::AuthPenalty | Refusal::AuthBusy | Refusal::NoPassword => {
             service.users.is_some()
         }

@@ -51,7 +51,7 @@ impl Admitted {
             // Boxed, so that other sessions do not hold the memory of this handshake.
             self = Box::pin(self.end_tls(terminator, start, guard)).await?;
         }
-        if service.has_users_by_certificate() {
+        if service.knows_users() {
             let facts = guard.session().facts();
             request.user = facts.user.as_ref().map(|user| user.as_bytes().into());
         }

@@ -74,6 +74,12 @@ impl Service {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
     }
 
+    /// Returns whether the user of a session may be known before its request: by certificate or by
+    /// network.
+    pub(super) fn knows_users(&self) -> bool {
+        self.has_users_by_certificate() || self.clients.networks().is_some()
+    }
+
     /// Returns whether a client may send another request on its connection. If the service has
     /// ended or was replaced, the request belongs to another one.
     pub(super) fn keeps_clients(&self) -> bool {
@@ -93,6 +99,11 @@ impl Service {
     pub(super) fn user_of<'a>(&'a self, cert: &'a ClientCert) -> &'a str {
         let known = self.host_users.get(&cert.name).filter(|_| cert.is_host);
         known.unwrap_or(&cert.name)
+    }
+
+    /// Returns the dialer for a client that is known by its network at most.
+    pub(super) fn dialer_of_client(&self, ip: IpAddr) -> &Dialer {
+        self.dialer_of(self.clients.user_of(ip).map(str::as_bytes))
     }
 
     /// Returns the dialer for the targets of a client, who may have proven to be a user.

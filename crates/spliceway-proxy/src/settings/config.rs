@@ -34,8 +34,8 @@ pub(crate) use tree::Environment;
 pub(crate) use value::{List, Value, Word};
 pub(super) use value::{all, or, parsed};
 pub(crate) use values::{
-    ClientVerifyArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, StartTlsArg, TlsMinArg, UnknownNameArg,
-    admin_path,
+    ClientVerifyArg, ClientsArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, StartTlsArg, TlsMinArg,
+    UnknownNameArg, admin_path,
 };
 pub(crate) use words::*;
 
@@ -60,6 +60,9 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<User>")]
     pub(crate) user: Vec<Spanned<User>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<Client>")]
+    pub(crate) client: Vec<Spanned<Client>>,
     #[schemars(with = "Vec<Service>")]
     pub(crate) service: Vec<Spanned<Service>>,
 }
@@ -94,6 +97,15 @@ impl Config {
         service.take(matches);
         config.service.push(Spanned::new(0..0, service));
         config
+    }
+
+    /// Returns the configuration without the tables of users, which may be many.
+    pub(crate) fn without_users(self) -> Self {
+        Self {
+            user: Vec::new(),
+            client: Vec::new(),
+            ..self
+        }
     }
 
     /// Returns the keys that differ and cannot change at run time.

@@ -1,6 +1,6 @@
 //! The settings of one service.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,6 +211,20 @@ impl ServiceSettings {
     /// Returns whether the user of a session is the name in the certificate of its client.
     pub(crate) fn has_users_by_certificate(&self) -> bool {
         self.users.is_none() && self.clients_of_tls().is_some()
+    }
+
+    /// Returns the names of the users, as records show them, if the configuration has them all.
+    pub(crate) fn user_names(&self) -> Option<HashSet<Box<str>>> {
+        let by_network = || self.clients.networks().map(|networks| networks.names().clone());
+        self.users.as_ref().map(|users| users.names()).or_else(by_network)
+    }
+
+    /// Returns the names of users that `new` does not have.
+    pub(crate) fn users_missing_in(&self, new: &Self) -> Vec<Box<str>> {
+        let (names, new) = (self.user_names().unwrap_or_default(), new.user_names());
+        let mut missing: Vec<_> = names.difference(&new.unwrap_or_default()).cloned().collect();
+        missing.sort();
+        missing
     }
 
     fn clients_of_tls(&self) -> Option<&ClientCertSettings> {

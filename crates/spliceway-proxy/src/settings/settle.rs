@@ -11,6 +11,7 @@ use super::admin::{remote_admin, status_page};
 use super::ahead;
 use super::backends::{backends, balance};
 use super::chains;
+use super::clients::{UserTables, client_policy, without_effect};
 use super::distinct::Distinct;
 use super::given::Given;
 use super::hidden::Hidden;
@@ -23,6 +24,7 @@ use super::tls;
 use super::udp;
 use super::user_limits::{check_saved, host_users, user_limits};
 use super::users::users;
+use crate::access::auth::Users;
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
 use crate::log::{AccessLog, LogSettings};
@@ -209,18 +211,20 @@ fn settings(
         admin,
         acme,
         defaults,
-        user,
         ..
     } = config;
     let mut distinct = Distinct::default();
-    let services = services(config, kept.unwrap_or_default(), origin, &mut distinct, faults);
+    let tables = UserTables::new(config, origin, faults);
+    let services = services(config, &tables, kept.unwrap_or_default(), origin, &mut distinct, faults);
     chains::check(&services, &distinct, faults);
     distinct.add_other("metrics", &admin.metrics, origin, faults);
     distinct.add_other("socket", &admin.socket, origin, faults);
     distinct.add_other("remote", &admin.remote, origin, faults);
     distinct.add_other("http", &acme.http, origin, faults);
     faults.keep(check_saved(config, origin));
-    let users = user_limits(&defaults.user, user, &services, origin, faults);
+    let users = user_limits(&defaults.user, &tables, &services, origin, faults);
+    let client_policies = services.iter().map(|service| &service.clients);
+    faults.warnings.extend(without_effect(config, client_policies));
     let log_settings = faults.keep(log_settings(log, origin));
     let status_page = faults.keep(status_page(admin));
     let acme_http = faults.keep(acme::listener(acme, origin));
@@ -248,7 +252,8 @@ fn settings(
             admin: admin.clone(),
             acme: acme.clone(),
             defaults: defaults.clone(),
-            user: user.clone(),
+            user: config.user.clone(),
+            client: config.client.clone(),
             service: Vec::new(),
         },
         origin: Arc::clone(origin),
@@ -266,13 +271,14 @@ fn settings(
 /// Returns the services that are `kept`, and those of `config`.
 fn services(
     config: &Config,
+    tables: &UserTables,
     kept: &[Arc<ServiceSettings>],
     origin: &Arc<Origin>,
     distinct: &mut Distinct,
     faults: &mut Faults,
 ) -> Vec<Arc<ServiceSettings>> {
     let mut services = Vec::new();
-    let mut lists = Lists::new(&config.user);
+    let mut lists = Lists::new(tables);
     for settled in kept {
         distinct.add(services.len(), settled, origin, faults);
         services.push(Arc::clone(settled));
@@ -351,10 +357,11 @@ fn unless_zero(time: Duration) -> Option<Duration> {
 }
 
 /// The keys that say who may use a service.
-const GUARDS: [&str; 9] = [
+const GUARDS: [&str; 10] = [
     "auth",
     "auth_file",
     "allow",
+    "clients",
     "accept_proxy",
     "proxy_from",
     "tls_cert",
@@ -390,10 +397,9 @@ fn settle_service(
         udp::check(&service, &backends, faults);
     }
     let tls = tls::terminator(&service, &config.acme, origin, faults).map(Arc::new);
-    // Any name may be in a certificate.
     let has_certificates = tls.as_ref().is_some_and(|tls| tls.clients().is_some());
-    let is_any_user = !has_fixed_targets && has_certificates;
-    let is_user = |name: &[u8]| users.as_ref().map_or(is_any_user, |users| users.know(name));
+    let clients = client_policy(&service, transport, lists.networks(), faults);
+    let is_user = is_user(users.as_deref(), &clients, has_certificates);
     let (targets, user_targets) = lists.targets(&service, is_user, origin, faults);
     let dial = dial(&service, config.timeouts.connect(), faults);
     let accept_proxy = faults.keep(accept_proxy(&service)).flatten();
@@ -415,7 +421,7 @@ fn settle_service(
         listen: service.listen.as_ref().map(List::parsed).unwrap_or_default(),
         transport,
         dns_listen: all(&service.dns_listen),
-        clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
+        clients,
         host_users: host_users.unwrap_or_default(),
         users,
         targets,
@@ -445,6 +451,14 @@ fn settle_service(
     Some(settled)
 }
 
+/// Returns who is a user of a service. Any name may be in a certificate.
+fn is_user(users: Option<&Users>, clients: &ClientPolicy, has_certificates: bool) -> impl Fn(&[u8]) -> bool {
+    move |name| match users {
+        Some(users) => users.know(name),
+        None => has_certificates || clients.has_user(name),
+    }
+}
+
 /// Checks what several settings of a service mean together.
 fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
     faults.keep(check_exposure(settled));
@@ -453,6 +467,14 @@ fn check_together(settled: &ServiceSettings, faults: &mut Faults) {
         let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
         let why = "must not have names, here and in to_allow, unless the service reads the names of servers (--names)";
         faults.add(Fault::new(at, "to_deny", why));
+    }
+    if matches!(settled.kind, Kind::Transparent(_, Naming::Off))
+        && let Some(user) = settled.user_targets.iter().find(|user| user.targets.rules.have_names())
+    {
+        let at = settled.config.clients.as_ref().and_then(Value::at);
+        let name = String::from_utf8_lossy(&user.name);
+        let why = format!("{name} has rules with names, which the service does not read: expected names = true");
+        faults.add(Fault::new(at, "clients", why));
     }
     faults.warnings.extend(unchecked_names(settled));
     faults.warnings.extend(unlisted_names(settled));

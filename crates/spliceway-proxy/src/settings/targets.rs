@@ -2,37 +2,46 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use spliceway_protocol::rule::canonical_network;
 use toml::Spanned;
 
+use super::clients::UserTables;
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use super::service::UserTargets;
 use crate::access::auth::fingerprint;
-use crate::access::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
+use crate::access::policy::{Networks, PrivateTargets, RuleList, RuleLists, TargetAccess, TargetRules};
 use crate::kit::named_file;
-use crate::settings::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
+use crate::settings::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, Value};
 
 /// The maximum size of a file, which is enough for a million rules of 32 bytes.
 const FILE_MAX_BYTES: usize = 32 << 20;
 
-/// The lists so far. Services with the same list, such as that of the defaults, share its memory.
+/// The lists so far. Services and users with the same list, such as that of the defaults, share its
+/// memory. Lists with the same file share the rules of the file.
 pub(super) struct Lists<'a> {
     /// By the rules and the paths in the list.
-    known: HashMap<String, Arc<RuleList>>,
-    users: &'a [Spanned<User>],
+    known: HashMap<String, RuleLists>,
+    /// The rules of files.
+    files: HashMap<PathBuf, Arc<RuleList>>,
+    tables: &'a UserTables,
 }
 
 impl<'a> Lists<'a> {
-    /// `users` are the tables of users.
-    pub(super) fn new(users: &'a [Spanned<User>]) -> Self {
+    pub(super) fn new(tables: &'a UserTables) -> Self {
         Self {
             known: HashMap::new(),
-            users,
+            files: HashMap::new(),
+            tables,
         }
+    }
+
+    /// Returns the users by network.
+    pub(super) fn networks(&self) -> &'a Arc<Networks> {
+        &self.tables.networks
     }
 
     /// Returns what the clients of a service may reach, and what those of its users may reach who
@@ -53,9 +62,10 @@ impl<'a> Lists<'a> {
         if has_fixed_targets {
             // The operator has chosen the targets, and clients cannot choose others.
             access.private = PrivateTargets::All;
+            return (access, Vec::new());
         }
         let mut own = Vec::new();
-        for table in self.users.iter().map(Spanned::get_ref) {
+        for table in self.tables.all.iter().map(Spanned::get_ref) {
             let has_own = table.allow_private.is_some() || table.to_allow.is_some() || table.to_deny.is_some();
             let name = table.name.as_ref().map(|name| name.text().as_bytes());
             let Some(name) = name.filter(|name| has_own && is_user(name)) else {
@@ -97,36 +107,52 @@ impl<'a> Lists<'a> {
         list: Option<&List<Rule>>,
         origin: &Origin,
         faults: &mut Faults,
-    ) -> Option<Arc<RuleList>> {
+    ) -> Option<RuleLists> {
         let list = list.filter(|list| !list.is_empty())?;
         let folder = list.at().and_then(|at| origin.folder_of(Some(at)));
         let texts: Vec<_> = list.iter().map(Value::text).collect();
         let known_as = format!("{folder:?}\0{}", texts.join("\0"));
         if let Some(known) = self.known.get(&known_as) {
-            return Some(Arc::clone(known));
+            return Some(known.clone());
         }
-        let (mut rules, mut digests) = (RuleList::default(), String::new());
+        let (mut own, mut written, mut lists) = (RuleList::default(), String::new(), Vec::new());
         for value in list.iter() {
             let fault = |problem| Fault::new(value.at(), key, problem);
             match value.parsed() {
                 RuleArg::Rule(rule) => {
-                    let _ = writeln!(digests, "{rule}");
-                    faults.keep(rules.add(rule).map_err(fault));
+                    let _ = writeln!(written, "{rule}");
+                    faults.keep(own.add(rule).map_err(fault));
                 }
                 RuleArg::File(path) => {
                     let path = folder
                         .as_ref()
                         .map_or_else(|| path.clone(), |folder| folder.join(&path));
-                    let (text, problems) = read(&path, &mut rules);
-                    let problems = problems.into_iter();
-                    problems.for_each(|problem| faults.add(fault(format!("{}{problem}", path.display()))));
-                    let _ = writeln!(digests, "{:?}", fingerprint(&text));
+                    lists.push(self.file(path, fault, faults));
                 }
             }
         }
-        let rules = Arc::new(rules.complete(fingerprint(&digests)));
-        self.known.insert(known_as, Arc::clone(&rules));
-        Some(rules)
+        if own.len() > 0 {
+            lists.push(Arc::new(own.complete(fingerprint(&written))));
+        }
+        let lists = RuleLists::new(lists);
+        let checked = lists.check_length();
+        faults.keep(checked.map_err(|problem| Fault::new(list.at(), key, problem)));
+        self.known.insert(known_as, lists.clone());
+        Some(lists)
+    }
+
+    /// Returns the rules of a file, which is read once.
+    fn file(&mut self, path: PathBuf, fault: impl Fn(String) -> Fault, faults: &mut Faults) -> Arc<RuleList> {
+        if let Some(known) = self.files.get(&path) {
+            return Arc::clone(known);
+        }
+        let mut rules = RuleList::default();
+        let (text, problems) = read(&path, &mut rules);
+        let problems = problems.into_iter();
+        problems.for_each(|problem| faults.add(fault(format!("{}{problem}", path.display()))));
+        let rules = Arc::new(rules.complete(fingerprint(&text)));
+        self.files.insert(path, Arc::clone(&rules));
+        rules
     }
 }
 

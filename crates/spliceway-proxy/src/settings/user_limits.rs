@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use toml::Spanned;
 
+use super::clients::UserTables;
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
 use super::service::{HostUsers, ServiceSettings};
@@ -20,7 +21,7 @@ const HINTS: usize = 1 << 16;
 /// Returns the limits of all users. A key that a user does not have is that of every user.
 pub(super) fn user_limits(
     defaults: &UserDefaults,
-    tables: &[Spanned<User>],
+    tables: &UserTables,
     services: &[Arc<ServiceSettings>],
     origin: &Origin,
     faults: &mut Faults,
@@ -36,6 +37,7 @@ pub(super) fn user_limits(
         rate_in: or(rate_in, None),
         rate_out: or(rate_out, None),
         quotas: faults.keep(quotas(quota, origin)).flatten().unwrap_or_default(),
+        is_by_network: false,
     };
     let known: BTreeSet<_> = services
         .iter()
@@ -46,7 +48,7 @@ pub(super) fn user_limits(
     let has_certificates = services.iter().any(|service| service.has_users_by_certificate());
     let mut hints = HINTS;
     let (mut named, mut locations) = (BTreeMap::new(), BTreeMap::new());
-    for table in tables {
+    for table in &tables.all {
         let (location, table) = (table.span().start, table.get_ref());
         faults.enter(Some(location));
         let limits = UserLimits {
@@ -57,6 +59,7 @@ pub(super) fn user_limits(
                 .keep(quotas(&table.quota, origin))
                 .flatten()
                 .unwrap_or(every.quotas),
+            is_by_network: false,
         };
         let Some(name) = &table.name else {
             let missing = "is missing: expected the name of a user";
@@ -65,6 +68,7 @@ pub(super) fn user_limits(
         };
         let at = name.at();
         let user = name.parsed();
+        let is_by_network = tables.networks.names().contains(&user);
         match locations.entry(user.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(at)),
             Entry::Occupied(entry) => {
@@ -73,14 +77,20 @@ pub(super) fn user_limits(
                 faults.add(Fault::new(at, "name", problem));
             }
         }
-        if faults.is_empty() && !known.contains(&user) {
+        if faults.is_empty() && !is_by_network && !known.contains(&user) {
             let near = closest(&user, known.iter().take(hints).map(|known| &**known));
             hints /= 2;
             let problem = unknown(&user, near, has_certificates);
             let problem = problem.map(|problem| Fault::new(at, "name", problem));
             faults.warnings.extend(problem);
         }
-        named.insert(user, limits);
+        named.insert(
+            user,
+            UserLimits {
+                is_by_network,
+                ..limits
+            },
+        );
     }
     faults.enter(None);
     AllLimits { every, named }
@@ -162,7 +172,8 @@ pub(super) fn check_saved(config: &Config, origin: &Origin) -> Result<(), Fault>
         return Ok(());
     }
     let tables = config.user.iter().map(|table| &table.get_ref().quota);
-    let mut quotas = tables.chain([&config.defaults.user.quota]).flatten();
+    let clients = config.client.iter().map(|table| &table.get_ref().quota);
+    let mut quotas = tables.chain(clients).chain([&config.defaults.user.quota]).flatten();
     match quotas.find(|list| list.iter().any(|quota| quota.parsed().is_some())) {
         Some(quota) => {
             let why = "needs quota_file in [limits]: expected a file for what users have used, such as quota_file = \"/var/lib/spliceway/quotas\"";

@@ -106,7 +106,7 @@ fn only_an_empty_list_that_replaces_a_default_is_accepted() {
     let mut accepted = Vec::new();
     let file = TextFile::new("");
     for (table, key, needs_value) in &found {
-        let head = if ["service", "user"].contains(&&**table) {
+        let head = if ["service", "user", "client"].contains(&&**table) {
             format!("[[{table}]]")
         } else {
             format!("[{table}]")
@@ -137,6 +137,7 @@ fn only_an_empty_list_that_replaces_a_default_is_accepted() {
     }
     accepted.dedup();
     let expected = [
+        ("client", "to_deny"),
         ("defaults.dial", "bind_source"),
         ("defaults.dial", "to_deny"),
         ("defaults.dial", "upstream_proxy"),

@@ -56,6 +56,8 @@ mod mixed;
 mod named_files;
 // Names, as the C library resolves them.
 mod names;
+// Users that services know by the network of their clients.
+mod networks;
 // What a service manager is told.
 mod notify;
 // The description of the admin socket for generators of clients.

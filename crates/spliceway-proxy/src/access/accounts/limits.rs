@@ -16,6 +16,9 @@ pub(crate) struct UserLimits {
     pub(crate) rate_in: Option<ByteRate>,
     pub(crate) rate_out: Option<ByteRate>,
     pub(crate) quotas: Quotas,
+    /// Whether services know the user by network. Such a user has an account even without a limit,
+    /// because operators count the sessions of networks.
+    pub(crate) is_by_network: bool,
 }
 
 /// The bytes that a user may use in a day and in a month, in both directions together.

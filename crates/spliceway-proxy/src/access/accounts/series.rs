@@ -1,14 +1,16 @@
 //! What operators see of accounts: metrics of the users that the configuration names, and the state
 //! of any user.
 
+use std::sync::atomic::Ordering;
+
 use spliceway_operator::api::{PeriodStatus, UserStatus};
 
 use super::calendar::Date;
 use super::{Account, Accounts, Usage, UserLimits};
 use crate::access::rates::ByteRate;
 
-/// The users with a label of their own in metrics, in the order of their names. All others share
-/// one series, so that many users do not become many series.
+/// The users with a label of their own in metrics, in the order of their names, and as many that
+/// are known by network. All others share one series, so that many users do not become many series.
 const LABELS_MAX: usize = 100;
 
 impl Accounts {
@@ -78,6 +80,8 @@ pub(crate) struct Sums {
     pub(crate) sessions: u64,
     /// The bytes that this process has counted.
     pub(crate) counted: u64,
+    /// The sessions that were refused.
+    pub(crate) refused: u64,
     usage: Option<(Usage, UserLimits)>,
 }
 
@@ -95,8 +99,15 @@ impl Accounts {
     /// Returns the sums of each label, and the bytes that are not in the quota file.
     pub(crate) fn sums(&self) -> (Vec<Sums>, u64) {
         let (all, date) = (self.all(), Date::now());
-        let labels = all.limits.named.keys().take(LABELS_MAX);
-        let mut sums: Vec<Sums> = labels
+        let mut labels = [LABELS_MAX; 2];
+        let named = all.limits.named.iter().filter(|(_, limits)| {
+            let left = &mut labels[usize::from(limits.is_by_network)];
+            let has_label = *left > 0;
+            *left = left.saturating_sub(1);
+            has_label
+        });
+        let mut sums: Vec<Sums> = named
+            .map(|(user, _)| user)
             .map(|user| Sums {
                 user: user.to_string(),
                 usage: Some((all.usage_of(user, date), all.limits.of_user(user))),
@@ -114,6 +125,7 @@ impl Accounts {
             };
             sums.sessions += state.sessions;
             sums.counted += state.settled;
+            sums.refused += account.refused.load(Ordering::Relaxed);
             if let Some((usage, _)) = &mut sums.usage {
                 *usage = state.usage.clone();
             }
@@ -154,5 +166,41 @@ mod tests {
         assert_eq!((sums.len(), unsaved), (LABELS_MAX + 1, 28));
         assert_eq!((of(0), of(1)), (("user-000", 1, 7), ("user-001", 0, 0)));
         assert_eq!((of(99), of(100)), (("user-099", 1, 7), ("", 2, 14)));
+    }
+
+    #[test]
+    fn users_by_network_take_no_labels_of_others_and_need_no_limits() {
+        let (accounts, mut limits) = (Accounts::default(), super::super::AllLimits::default());
+        for number in 0..LABELS_MAX + 1 {
+            let by_network = UserLimits {
+                is_by_network: true,
+                ..UserLimits::default()
+            };
+            limits.named.insert(format!("net-{number:03}").into(), by_network);
+        }
+        let own = UserLimits {
+            max_conns: std::num::NonZeroU32::new(1),
+            ..UserLimits::default()
+        };
+        limits.named.insert("zoe".into(), own);
+        accounts.set(&limits);
+        let users = ["net-000", "net-100", "zoe"];
+        let sessions = users.map(|user| accounts.enter(user).unwrap().unwrap());
+        for user in ["net-000", "net-100", "zoe", "zoe", "invented"] {
+            accounts.count_refusal(user);
+        }
+        let (sums, _) = accounts.sums();
+        let sums: Vec<_> = sums.iter().filter(|sums| sums.sessions > 0).collect();
+        let shown: Vec<_> = sums
+            .iter()
+            .map(|sums| (&*sums.user, sums.sessions, sums.refused))
+            .collect();
+        assert_eq!(shown, [("net-000", 1, 1), ("zoe", 1, 2), ("", 1, 1)]);
+        assert_eq!(
+            accounts.all().accounts.len(),
+            3,
+            "a name that clients invent has no account"
+        );
+        drop(sessions);
     }
 }

@@ -13,20 +13,19 @@
 mod list;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use spliceway_protocol::rule::canonical_name;
 
 use super::{Denied, own, public};
 use list::Found;
-pub(crate) use list::RuleList;
+pub(crate) use list::{RuleList, RuleLists};
 
 /// The rules of a service or of a user. Clones share the lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TargetRules {
     /// `None` allows what is not refused.
-    pub(crate) allow: Option<Arc<RuleList>>,
-    pub(crate) deny: Option<Arc<RuleList>>,
+    pub(crate) allow: Option<RuleLists>,
+    pub(crate) deny: Option<RuleLists>,
     /// Whether a target is allowed that no rule in `allow` matches. The rules in `allow` still win
     /// against those in `deny` that are less specific.
     pub(crate) allows_unlisted: bool,
@@ -48,12 +47,12 @@ impl TargetRules {
     /// Returns whether a rule has a name.
     pub(crate) fn have_names(&self) -> bool {
         let mut lists = [&self.allow, &self.deny].into_iter().flatten();
-        lists.any(|list| list.has_names())
+        lists.any(RuleLists::has_names)
     }
 
     /// Returns whether a network is refused, which a lookup by another program could reach.
     pub(crate) fn refuse_networks(&self) -> bool {
-        self.deny.as_ref().is_some_and(|list| list.has_networks())
+        self.deny.as_ref().is_some_and(RuleLists::has_networks)
     }
 
     /// Checks a target whose address is known. `name` is the name that led to the address.
@@ -141,8 +140,8 @@ impl TargetRules {
 
     /// Returns the allow rules that match, unless a deny rule is at least as specific.
     fn not_refused<'a>(&'a self, find: impl Fn(&'a RuleList) -> Found<'a>) -> Result<Found<'a>, Denied> {
-        let allowed = self.allow.as_deref().map(&find).unwrap_or_default();
-        let denied = self.deny.as_deref().map(&find).unwrap_or_default();
+        let found = |lists: &'a Option<RuleLists>| lists.as_ref().map(|lists| lists.find(&find)).unwrap_or_default();
+        let (allowed, denied) = (found(&self.allow), found(&self.deny));
         refused(&denied, &allowed)?;
         Ok(allowed)
     }
@@ -154,9 +153,9 @@ impl TargetRules {
     }
 
     fn allow_by_port<'a>(&'a self, allowed: Found<'a>, port: u16) -> Result<bool, Denied> {
-        let by_port = |list: &'a RuleList| list.by_port(port);
-        let allowed = allowed.or(self.allow.as_deref().map(by_port).unwrap_or_default());
-        refused(&self.deny.as_deref().map(by_port).unwrap_or_default(), &allowed)?;
+        let by_port = |lists: &'a RuleLists| lists.find(|list| list.by_port(port));
+        let allowed = allowed.or(self.allow.as_ref().map(by_port).unwrap_or_default());
+        refused(&self.deny.as_ref().map(by_port).unwrap_or_default(), &allowed)?;
         Ok(self.allow.is_none() || self.allows_unlisted || !allowed.is_nothing())
     }
 }

@@ -7,7 +7,7 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 use crate::settings::config::{Key, KindArg, declared, keys};
 
 /// The tables in the order of the page. The text of the second column follows the heading.
-const TABLES: [(&str, &str); 12] = [
+const TABLES: [(&str, &str); 13] = [
     (
         "[[service]]",
         "One of the services. Every service needs kind and listen.",
@@ -17,6 +17,10 @@ const TABLES: [(&str, &str); 12] = [
         "One of several targets of a forwarder, instead of the key to of the service.",
     ),
     ("[[user]]", "The limits and the targets of one user."),
+    (
+        "[[client]]",
+        "The clients of some networks, which are a user of the services with the key clients. A missing key is as in a table [[user]].",
+    ),
     (
         "[defaults.listen]",
         "The clients of every service that does not have the key itself.",
@@ -35,7 +39,7 @@ const TABLES: [(&str, &str); 12] = [
 ];
 
 /// The texts of keys without a flag, and of those whose flag has a text about command lines.
-const TEXTS: [(&str, &str, &str, &str); 8] = [
+const TEXTS: [(&str, &str, &str, &str); 11] = [
     (
         "service",
         "name",
@@ -79,6 +83,20 @@ const TEXTS: [(&str, &str, &str, &str); 8] = [
         "Maximum number of sessions at the same time. Further clients get another backend, or wait",
     ),
     ("user", "name", "NAME", "Name of the user, as in the user file"),
+    ("client", "name", "NAME", "Name of the user in metrics and records"),
+    (
+        "client",
+        "from",
+        "CIDR",
+        "Networks of the clients. The smallest network with an address counts. May be a list",
+    ),
+    (
+        "service",
+        "clients",
+        "WHEN",
+        "Know users by network, from the tables [[client]]: `optional` also serves clients of other networks, with the \
+         settings of the service, and `required` refuses them",
+    ),
 ];
 
 const RULES: [&str; 6] = [

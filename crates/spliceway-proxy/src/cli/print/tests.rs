@@ -183,11 +183,11 @@ fn every_key_has_a_flag_with_a_help_text_and_a_line_in_the_documents() {
     for (path, key) in Schema::new().all() {
         let has_flag = declared(&path, &key).is_some_and(|key| !key.help().is_empty());
         assert!(
-            has_flag || ["name", "kind"].contains(&key.as_str()) || path == "service.backend",
+            has_flag || ["name", "kind", "clients", "from"].contains(&key.as_str()) || path == "service.backend",
             "{path}.{key} has no flag"
         );
         let heading = match path.as_str() {
-            "service" | "service.backend" | "user" => format!("## `[[{path}]]`"),
+            "service" | "service.backend" | "user" | "client" => format!("## `[[{path}]]`"),
             path => format!("## `[{path}]`"),
         };
         let section = document

@@ -290,6 +290,7 @@ pub(super) fn is_unchanged(settings: &Settings, service: &Arc<ServiceSettings>, 
         && service.targets == before.service.targets
         && service.user_targets == before.service.user_targets
         && service.host_users == before.service.host_users
+        && service.clients.networks() == before.service.clients.networks()
         && service.config == before.service.config
         && has_same_certificates(service, before)
         && settings.sessions == before.settings.sessions

@@ -55,7 +55,8 @@ impl Found {
 /// Decides by the rules how to answer a query, and counts and records what is refused.
 pub(super) fn decide(service: &Service, recorded: &Recorded, client: SocketAddr, query: &Query) -> Decision {
     let learns = matches!(service.kind, Kind::Transparent(_, Naming::Learning));
-    let (policy, name) = (service.dialer.policy(), query.name.as_deref());
+    let policy = service.dialer_of_client(client.ip()).policy();
+    let name = query.name.as_deref();
     let is_allowed = name.is_some_and(|name| policy.allows_name_somewhere(name));
     // The port is not known. Most clients want this one.
     let denied = name.and_then(|name| policy.allows_name(name, 443).err());
@@ -96,10 +97,11 @@ pub(super) async fn look_up(
     decision: Decision,
 ) -> Found {
     let name = query.name.as_deref().unwrap_or_default();
+    let dialer = service.dialer_of_client(client.ip());
     let found = match decision {
-        Decision::LookUp(family) => service.dialer.addresses_for_client(name, family, client.ip()).await,
+        Decision::LookUp(family) => dialer.addresses_for_client(name, family, client.ip()).await,
         Decision::Learn(family) => {
-            let dialer = service.dialer.allowing_unlisted();
+            let dialer = dialer.allowing_unlisted();
             dialer.addresses_for_client(name, family, client.ip()).await
         }
         Decision::Now(_) => Ok(Vec::new()),

@@ -165,6 +165,7 @@ impl Schema {
             "to_allow" => "a target, or \"*\" for every host",
             "allow_private" => "a network, true or false",
             "quota" => "a quota, or \"none\"",
+            "from" => "a network, such as \"10.1.0.0/16\"",
             "listen" => "an address, such as \":8080\"",
             "to" => "a target, such as \"10.0.0.1:80\"",
             "route" => "a route, such as \"example.com=10.0.0.7:443\"",
@@ -184,7 +185,9 @@ impl Schema {
     /// Returns the key in any table that is named like this key, or whose flag is.
     fn elsewhere(&self, key: &str) -> Option<(String, String)> {
         let flag = key.replace('_', "-");
-        let all = self.all();
+        let mut all = self.all();
+        // Its keys are mostly those of users.
+        all.sort_by_key(|(path, _)| path == "client");
         // A flag belongs to one table, and a name such as `max_conns` to several.
         let by_flag = all
             .iter()
@@ -195,7 +198,7 @@ impl Schema {
 
 fn shown(path: &str) -> String {
     match path {
-        "service" | "service.backend" | "user" => format!("[[{path}]]"),
+        "service" | "service.backend" | "user" | "client" => format!("[[{path}]]"),
         path => format!("[{path}]"),
     }
 }

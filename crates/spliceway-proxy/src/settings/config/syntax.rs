@@ -116,6 +116,7 @@ fn several_of(line: &str) -> Option<&'static str> {
     Some(match line.trim() {
         "[service]" => "there are several services: write [[service]] with two brackets",
         "[user]" => "there are several users: write [[user]] with two brackets",
+        "[client]" => "there are several clients: write [[client]] with two brackets",
         "[service.backend]" => "there are several backends: write [[service.backend]] with two brackets",
         _ => return None,
     })

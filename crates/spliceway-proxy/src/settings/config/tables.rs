@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
 use super::values::{
-    ClientVerifyArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg, TlsMinArg,
-    UnknownNameArg,
+    ClientVerifyArg, ClientsArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg,
+    TlsMinArg, UnknownNameArg,
 };
 use super::words::*;
 use crate::reach::balance::Policy;
@@ -278,6 +278,19 @@ tables! {
         quota: List<UserQuota>;
     }
 
+    /// The clients of some networks, which are a user.
+    Client("client", "a table [[client]]") {
+        name: Value<Name>;
+        from: List<Network>;
+        max_conns: Value<UserSessions>;
+        rate_in: Value<UserRate>;
+        rate_out: Value<UserRate>;
+        allow_private: List<Private>;
+        to_allow: List<Rule>;
+        to_deny: List<Rule>;
+        quota: List<UserQuota>;
+    }
+
     Service("service", "a table [[service]]") {
         name: Value<Name>;
         kind: Value<Choice<KindArg>>;
@@ -401,6 +414,7 @@ tables! {
         allow: List<Network> => CLIENTS.takes("CIDR");
         /// Refuse clients from this network, even if --allow includes it. May be repeated
         deny: List<Network> => CLIENTS.takes("CIDR").rare();
+        clients: Value<Choice<ClientsArg>>;
         /// Require a PROXY header of this version on every connection: v1, v2 or any
         accept_proxy: Value<AcceptProxy> => CLIENTS.takes("VERSION").rare().requires("proxy-from");
         /// Network of the load balancers that may send PROXY headers. May be repeated
@@ -504,13 +518,14 @@ impl Setting for Vec<Backend> {
 }
 
 /// The tables whose keys have flags, and those that have keys of their own.
-const ALL: [&[Key]; 12] = [
+const ALL: [&[Key]; 13] = [
     Service::KEYS,
     Backend::KEYS,
     ListenDefaults::KEYS,
     DialDefaults::KEYS,
     UserDefaults::KEYS,
     User::KEYS,
+    Client::KEYS,
     Timeouts::KEYS,
     Limits::KEYS,
     Engine::KEYS,
@@ -528,7 +543,7 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static Key> {
 /// one of them.
 pub(crate) fn declared(table: &str, name: &str) -> Option<&'static Key> {
     let tables = match table {
-        "user" => ["defaults.user", "service"],
+        "user" | "client" => ["defaults.user", "service"],
         "defaults.listen" | "defaults.dial" | "service.backend" => ["service"; 2],
         table => [table; 2],
     };
@@ -536,6 +551,22 @@ pub(crate) fn declared(table: &str, name: &str) -> Option<&'static Key> {
         .into_iter()
         .flat_map(|table| keys().filter(move |key| key.table == table));
     keys.find(|key| key.name == name && key.long().is_some())
+}
+
+impl Client {
+    /// Returns the table of the user that these clients are.
+    pub(crate) fn into_user(self) -> User {
+        User {
+            name: self.name.map(Value::retyped),
+            max_conns: self.max_conns,
+            rate_in: self.rate_in,
+            rate_out: self.rate_out,
+            allow_private: self.allow_private,
+            to_allow: self.to_allow,
+            to_deny: self.to_deny,
+            quota: self.quota,
+        }
+    }
 }
 
 impl Backend {

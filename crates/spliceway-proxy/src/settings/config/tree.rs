@@ -69,7 +69,7 @@ impl<'i, 'a> Tree<'i, 'a> {
         for (key, value) in self.table {
             let span = value.span();
             let value = match value.into_inner() {
-                DeValue::Array(array) if matches!(&**key.get_ref(), "service" | "user") => {
+                DeValue::Array(array) if is_of_several(key.get_ref()) => {
                     let tables = array.into_iter();
                     let tables = tables.filter_map(|table| right_part(&key, table, true, self.sources, self.faults));
                     Spanned::new(span, DeValue::Array(tables.collect()))
@@ -89,6 +89,11 @@ impl<'i, 'a> Tree<'i, 'a> {
             Config::default()
         })
     }
+}
+
+/// Returns whether there may be several tables of this name.
+fn is_of_several(name: &str) -> bool {
+    matches!(name, "service" | "user" | "client")
 }
 
 fn deserialized(table: DeTable<'_>) -> Result<Config, Error> {
@@ -211,7 +216,7 @@ fn merged<'i>(mut table: DeTable<'i>, new: DeTable<'i>, sources: &Sources, fault
         let span = old.span();
         let both = match (old.into_inner(), value.into_inner()) {
             (DeValue::Table(old), DeValue::Table(new)) => DeValue::Table(merged(old, new, sources, faults)),
-            (DeValue::Array(mut old), DeValue::Array(new)) if matches!(&**known.get_ref(), "service" | "user") => {
+            (DeValue::Array(mut old), DeValue::Array(new)) if is_of_several(known.get_ref()) => {
                 new.into_iter().for_each(|table| old.push(table));
                 DeValue::Array(old)
             }
@@ -316,6 +321,7 @@ impl Step<'_> {
         let problem = match (path.is_empty(), name) {
             (true, "service") => "a service is one of several tables: write [[service]] with two brackets",
             (true, "user") => "a user is one of several tables: write [[user]] with two brackets",
+            (true, "client") => "a client is one of several tables: write [[client]] with two brackets",
             (false, "backend") => "a backend is one of several tables: write [[service.backend]] with two brackets",
             _ => return value,
         };
@@ -372,7 +378,7 @@ impl Step<'_> {
             DeValue::Table(table) => DeValue::Table(self.table(table, path)),
             DeValue::Array(array) => {
                 let (mut taken, is_empty) = (DeArray::new(), array.is_empty());
-                let is_of_scope = matches!(path.as_slice(), [name] if matches!(&**name, "service" | "user"));
+                let is_of_scope = matches!(path.as_slice(), [name] if is_of_several(name));
                 for value in array {
                     if is_of_scope {
                         self.faults.enter(Some(self.moved(value.span()).start));

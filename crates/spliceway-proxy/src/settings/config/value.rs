@@ -93,6 +93,15 @@ impl<W: Word> Value<W> {
         &self.text
     }
 
+    /// Returns the value as one of another kind, which has a parser that accepts it.
+    pub(super) fn retyped<V: Word<Parsed = W::Parsed>>(self) -> Value<V> {
+        Value {
+            text: self.text,
+            parsed: self.parsed,
+            at: self.at,
+        }
+    }
+
     /// Returns the offset of the value in the files, or `None` on the command line.
     pub(crate) fn at(&self) -> Option<usize> {
         self.at

@@ -77,6 +77,14 @@ pub(crate) enum ClientVerifyArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientsArg {
+    /// A client of another network has the settings of the service
+    Optional,
+    /// A client of another network is refused
+    Required,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownNameArg {
     /// The first certificate
     First,

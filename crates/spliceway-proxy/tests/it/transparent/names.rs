@@ -2,6 +2,7 @@
 
 mod egress;
 mod learning;
+mod networks;
 mod reasons;
 
 use std::io::{Read, Write};

@@ -1,9 +1,11 @@
 //! A list of rules, with an index for each kind of host. A lookup takes less than 1 µs for lists of
-//! any length.
+//! any length. The rules of a service or of a user are one or several such lists, so that they can
+//! share the rules of a file.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::{Prefix, PrefixMap};
@@ -15,7 +17,12 @@ use crate::access::auth::Fingerprint;
 /// about 90 MB of memory.
 pub(super) const RULES_MAX: usize = 1_000_000;
 
-/// The allow list or the deny list of a service or of a user.
+/// The allow list or the deny list of a service or of a user: its own rules, and those of files. It
+/// has at least one list. A lookup takes the time of a lookup in each of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RuleLists(Arc<[Arc<RuleList>]>);
+
+/// Rules that belong together: those of a file, or those of a configuration.
 #[derive(Default)]
 pub(crate) struct RuleList {
     v4: PrefixMap<Ipv4Net, PortSet>,
@@ -78,6 +85,58 @@ enum MatchedHosts<'a> {
     Below(&'a str),
 }
 
+impl RuleLists {
+    pub(crate) fn new(lists: Vec<Arc<RuleList>>) -> Self {
+        Self(lists.into())
+    }
+
+    /// # Errors
+    /// Returns an error if there are more than [`RULES_MAX`] rules.
+    pub(crate) fn check_length(&self) -> Result<(), String> {
+        (self.len() <= RULES_MAX).then_some(()).ok_or_else(too_many)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().map(|list| list.count).sum()
+    }
+
+    /// Returns whether both have the same list in memory.
+    #[cfg(test)]
+    pub(crate) fn shares_a_list_with(&self, other: &Self) -> bool {
+        let is_same = |one: &Arc<RuleList>| other.0.iter().any(|other| Arc::ptr_eq(one, other));
+        self.0.iter().any(is_same)
+    }
+
+    /// Adds the edges of each list: see [`RuleList::add_edges`].
+    pub(super) fn add_edges(&self, name: &str, ip: Option<IpAddr>, edges: &mut Vec<u16>) {
+        self.0.iter().for_each(|list| list.add_edges(name, ip, edges));
+    }
+
+    pub(in crate::access::policy) fn has_names(&self) -> bool {
+        self.0.iter().any(|list| list.has_names())
+    }
+
+    pub(super) fn has_networks(&self) -> bool {
+        self.0.iter().any(|list| list.of_networks.is_some())
+    }
+
+    /// Returns whether a rule for a network has this port.
+    pub(super) fn has_network_on(&self, port: u16) -> bool {
+        let mut ports = self.0.iter().filter_map(|list| list.of_networks.as_ref());
+        ports.any(|ports| ports.is_every() || ports.lists(port))
+    }
+
+    /// Returns the most specific rules that `find` finds in the lists.
+    pub(super) fn find<'a>(&'a self, find: impl Fn(&'a RuleList) -> Found<'a>) -> Found<'a> {
+        let found = self.0.iter().map(|list| find(list));
+        found.reduce(Found::or).unwrap_or_default()
+    }
+}
+
+fn too_many() -> String {
+    format!("expected at most {RULES_MAX} rules in a list")
+}
+
 impl RuleList {
     /// Adds a rule.
     ///
@@ -85,7 +144,7 @@ impl RuleList {
     /// Returns an error if the list has [`RULES_MAX`] rules.
     pub(crate) fn add(&mut self, rule: TargetRule) -> Result<(), String> {
         if self.count == RULES_MAX {
-            return Err(format!("expected at most {RULES_MAX} rules in a list"));
+            return Err(too_many());
         }
         self.count += 1;
         let ports = &rule.ports;
@@ -123,18 +182,8 @@ impl RuleList {
         self.count
     }
 
-    pub(in crate::access::policy) fn has_names(&self) -> bool {
+    fn has_names(&self) -> bool {
         !self.names.is_empty() || !self.below.is_empty()
-    }
-
-    pub(super) fn has_networks(&self) -> bool {
-        self.of_networks.is_some()
-    }
-
-    /// Returns whether a rule for a network has this port.
-    pub(super) fn has_network_on(&self, port: u16) -> bool {
-        let ports = self.of_networks.as_ref();
-        ports.is_some_and(|ports| ports.is_every() || ports.lists(port))
     }
 
     /// Returns the rules for `name`, which is canonical.
@@ -161,7 +210,7 @@ impl RuleList {
 
     /// Adds the ports from which on the rules for a name, one of its addresses and all hosts may
     /// decide otherwise than for the port before.
-    pub(super) fn add_edges(&self, name: &str, ip: Option<IpAddr>, edges: &mut Vec<u16>) {
+    fn add_edges(&self, name: &str, ip: Option<IpAddr>, edges: &mut Vec<u16>) {
         let of_name = self.of_name(name).map(|(_, _, ports)| ports);
         of_name.chain(&self.all).for_each(|ports| ports.add_edges(edges));
         match ip {
@@ -316,11 +365,16 @@ impl<'a> Found<'a> {
         self.with_ports.is_none() && self.without_ports.is_none()
     }
 
-    /// Joins the rules for two aspects of a target.
+    /// Joins the rules of two lists, or for two aspects of a target. The more specific rule of each
+    /// kind stays.
     pub(super) fn or(self, other: Self) -> Self {
+        let rank = |found: &Option<Match<'_>>| found.as_ref().map(|found| found.rank);
+        let better = |one: Option<Match<'a>>, other: Option<Match<'a>>| {
+            if rank(&other) > rank(&one) { other } else { one }
+        };
         Self {
-            with_ports: self.with_ports.or(other.with_ports),
-            without_ports: self.without_ports.or(other.without_ports),
+            with_ports: better(self.with_ports, other.with_ports),
+            without_ports: better(self.without_ports, other.without_ports),
         }
     }
 

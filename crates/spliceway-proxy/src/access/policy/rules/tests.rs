@@ -1,25 +1,39 @@
 //! Tests of the rules as decisions, without sockets.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::*;
 use crate::kit::refusal::Refusal;
 use spliceway_protocol::rule::TargetRule;
 
-fn list(rules: &[&str]) -> Option<Arc<RuleList>> {
+fn list(rules: &[&str]) -> Arc<RuleList> {
     let mut list = RuleList::default();
     for rule in rules {
         list.add(rule.parse().unwrap()).unwrap();
     }
-    let list = list.complete(crate::access::auth::fingerprint(&rules.join("\n")));
-    (!rules.is_empty()).then(|| Arc::new(list))
+    Arc::new(list.complete(crate::access::auth::fingerprint(&rules.join("\n"))))
 }
 
 fn rules(allow: &[&str], deny: &[&str]) -> TargetRules {
+    let lists = |rules: &[&str]| (!rules.is_empty()).then(|| RuleLists::new(vec![list(rules)]));
     TargetRules {
-        allow: list(allow),
-        deny: list(deny),
+        allow: lists(allow),
+        deny: lists(deny),
+        allows_unlisted: false,
+    }
+}
+
+/// Returns the same rules, each in a list of its own.
+fn apart(allow: &[&str], deny: &[&str]) -> TargetRules {
+    let lists = |rules: &[&str]| {
+        let lists = rules.iter().map(|rule| list(&[rule]));
+        (!rules.is_empty()).then(|| RuleLists::new(lists.collect()))
+    };
+    TargetRules {
+        allow: lists(allow),
+        deny: lists(deny),
         allows_unlisted: false,
     }
 }
@@ -45,9 +59,19 @@ fn decides(passes: impl Fn(&TargetRules, &str) -> bool, table: &str) {
         let [allow, deny, target, expected] = columns[..] else {
             panic!("{line}")
         };
-        let [allow, deny] = [allow, deny].map(|list| list.split_whitespace().collect::<Vec<_>>());
+        let [mut allow, mut deny] = [allow, deny].map(|list| list.split_whitespace().collect::<Vec<_>>());
         assert!(matches!(expected, "yes" | "no"), "{line}");
         assert_eq!(passes(&rules(&allow, &deny), target), expected == "yes", "{line}");
+        // Rules of several files have no order either.
+        for _ in 0..2 {
+            assert_eq!(
+                passes(&apart(&allow, &deny), target),
+                expected == "yes",
+                "apart: {line}"
+            );
+            allow.reverse();
+            deny.reverse();
+        }
     }
 }
 

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::access::policy::{Denied, RuleList, TargetRules};
+use crate::access::policy::{Denied, RuleList, RuleLists, TargetRules};
 use crate::kit::refusal::Refusal;
 use crate::reach::dial::resolver::Resolver;
 
 const REFUSED: (&str, Option<&str>) = ("target_rule", Some("target_rule"));
 
-fn list(rules: &[String]) -> Option<Arc<RuleList>> {
+fn list(rules: &[String]) -> Option<RuleLists> {
     let mut list = RuleList::default();
     for rule in rules {
         list.add(rule.parse().unwrap()).unwrap();
     }
-    (!rules.is_empty()).then(|| Arc::new(list.complete(crate::access::auth::fingerprint(&rules.join(" ")))))
+    let list = Arc::new(list.complete(crate::access::auth::fingerprint(&rules.join(" "))));
+    (!rules.is_empty()).then(|| RuleLists::new(vec![list]))
 }
 
 /// Returns a dialer that asks `server`, for clients that may reach `allow` and not `deny`.
