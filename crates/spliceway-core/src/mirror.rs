@@ -53,8 +53,8 @@ impl Mirror {
     /// Creates a mirror. Returns it with the reading end of its pipe, which is non-blocking and has
     /// an end of stream when the copy ends.
     ///
-    /// The pipe has 1 MiB, or less if the budget of `pool` has less. It is closed after use, and not
-    /// lent again, because only a close tells the reader that the copy has ended.
+    /// The pipe has 1 MiB, or less if the budget of `pool` has less. It is closed after use, and
+    /// not lent again, because only a close tells the reader that the copy has ended.
     ///
     /// # Errors
     /// Returns the [`Reason`] why the pool has no pipe.

@@ -139,8 +139,8 @@ where
     }
 
     /// Copies what the relay reads from `a` into a mirror, in order: the prefix and small messages
-    /// with a write, and bulk data with `tee(2)`. Call this before the first poll. A mirror that comes
-    /// later, or is a second one, is dropped.
+    /// with a write, and bulk data with `tee(2)`. Call this before the first poll. A mirror that
+    /// comes later, or is a second one, is dropped.
     ///
     /// The relay never waits for a mirror. If the second pipe is full, the copy ends, and the relay
     /// continues. For this direction, the relay uses pipes of 256 KiB, so that the second pipe has

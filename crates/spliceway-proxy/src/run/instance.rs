@@ -160,12 +160,7 @@ impl Instance {
         // new services change the share of the others.
         let shares = Descriptors::divide(self.process.descriptors, 0);
         let is_mirrored = settings.services.iter().any(|service| service.mirror.is_some());
-        let mirrors = EACH_MIRROR
-            * if is_mirrored {
-                mirrors(self.process.descriptors)
-            } else {
-                0
-            };
+        let mirrors = usize::from(is_mirrored) * EACH_MIRROR * mirrors(self.process.descriptors);
         let transient = shares.transient().saturating_sub(mirrors) / settings.services.len().next_power_of_two();
         let addresses = self.addresses(&settings, &before, transient).await?;
         let (mut built, mut left) = (Vec::with_capacity(settings.services.len()), &addresses.planned[..]);

@@ -40,8 +40,8 @@ pub(crate) struct Mirroring {
     counts: Arc<MirrorCounts>,
 }
 
-/// An observer that takes nothing for this long is closed. After the end of a copy, the observer has
-/// this long to close its side.
+/// An observer that takes nothing for this long is closed. After the end of a copy, the observer
+/// has this long to close its side.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes are counted whenever the observer has got as many as this.

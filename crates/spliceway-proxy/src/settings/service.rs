@@ -53,7 +53,7 @@ pub(crate) struct ServiceSettings {
     pub(crate) send_proxy: Option<proxy::Version>,
     /// Speaks TLS to targets and upstream proxies. `None` if none of them speaks it.
     pub(crate) originator: Option<Arc<Originator>>,
-    /// Who gets a copy of what clients send.
+    /// The observer that gets a copy of what clients send.
     pub(crate) mirror: Option<MirrorSettings>,
     pub(crate) dial: DialSettings,
     /// The backends of a forwarder. `None` if there is only the target of its kind.
@@ -69,7 +69,7 @@ pub(crate) struct ServiceSettings {
     pub(crate) config: config::Service,
 }
 
-/// Who gets a copy of what clients send.
+/// The observer that gets a copy of what clients send.
 #[derive(Debug, Clone)]
 pub(crate) struct MirrorSettings {
     pub(crate) observer: Target,

@@ -392,7 +392,7 @@ fn settle_service(
         faults.add(Fault::new(Some(location), "listen", missing));
     }
     let users = users(&service, origin, faults).map(Arc::new);
-    let transport = transport(&service);
+    let transport = udp::transport(&service);
     if transport == Transport::Datagrams {
         udp::check(&service, &backends, faults);
     }
@@ -519,14 +519,6 @@ fn name_of(service: &config::Service, kind: &Kind, transport: Transport) -> Arc<
         (Some(name), _) => name.parsed().into(),
         (None, Transport::Datagrams) => "udp".into(),
         (None, Transport::Streams) => kind.name().into(),
-    }
-}
-
-fn transport(service: &config::Service) -> Transport {
-    if service.udp() {
-        Transport::Datagrams
-    } else {
-        Transport::Streams
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checks the settings of a service that forwards datagrams.
 
 use super::faults::{Fault, Faults};
+use crate::net::listener::Transport;
 use crate::reach::balance::BackendSettings;
 use crate::settings::config::{self, List, Value};
 use spliceway_protocol::address::{ListenAddress, Target};
@@ -35,5 +36,13 @@ pub(super) fn check(service: &config::Service, backends: &[BackendSettings], fau
         .any(|backend| matches!(backend.targets.first, Target::Unix(_)))
     {
         faults.add(Fault::new(service.to.as_ref().and_then(List::at), "to", unix));
+    }
+}
+
+pub(super) fn transport(service: &config::Service) -> Transport {
+    if service.udp() {
+        Transport::Datagrams
+    } else {
+        Transport::Streams
     }
 }
