@@ -229,9 +229,12 @@ class Sandbox:
         reached = [host for host in self.outside.hosts[before:] if host not in ALLOWED]
         if reached:
             raise Failed(f"`{show(words)}` has reached {reached}")
-        records = self.log.read_text()
-        if f"no rule allows {cause}" not in records:
-            raise Failed(f"`{show(words)}`: no record says that no rule allows {cause}")
+        # The client may end before its record is written.
+        until = time.monotonic() + 10
+        while f"no rule allows {cause}" not in self.log.read_text():
+            if time.monotonic() > until:
+                raise Failed(f"`{show(words)}`: no record says that no rule allows {cause}")
+            time.sleep(0.01)
 
 
 def show(words):

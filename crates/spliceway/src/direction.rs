@@ -63,8 +63,9 @@ impl Direction {
                 if engine == Engine::Copy {
                     counts.set_fallback(Reason::Disabled);
                 }
-                let path = SplicePath::new(source, sink, prefix, limit, own.begin, options, mirror.is_some());
-                Path::Splice(path)
+                let begin = own.begin;
+                let has_mirror = mirror.is_some();
+                Path::Splice(SplicePath::new(source, sink, prefix, limit, begin, options, has_mirror))
             }
             (None, engine) => {
                 counts.set_fallback(Reason::NotSockets);
