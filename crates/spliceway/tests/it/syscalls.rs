@@ -276,6 +276,8 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
         .filter(|line| line.starts_with(thread))
         .skip_while(|line| !line.contains("said: begin"))
         .skip(1)
+        // The mark itself may be interrupted.
+        .skip_while(|line| line.contains("<... write resumed>"))
         .take_while(|line| !line.contains("said: end"))
         .map(|line| {
             let call = line[thread.len()..].trim_start().trim_start_matches("<... ");
@@ -285,9 +287,8 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
                 line: call.to_owned(),
             }
         })
-        // The second half of an interrupted line shows its call. The mark line itself may also be
-        // interrupted.
-        .filter(|call| !call.line.ends_with("<unfinished ...>") && !call.line.starts_with("write resumed>"))
+        // The second half of an interrupted line shows its call.
+        .filter(|call| !call.line.ends_with("<unfinished ...>"))
         .collect();
     assert!(!calls.is_empty(), "the relay made calls");
     calls
