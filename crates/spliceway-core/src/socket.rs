@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::retry_on_intr;
 
 use crate::sys::{self, Errno, PollFlags, RecvFlags, SendFlags};
+use crate::tcp_info;
 
 /// Whether a call may wait for the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +59,15 @@ pub(crate) fn reports_every_byte(socket: impl AsFd) -> bool {
 }
 
 /// Returns the number of bytes that the peer of a TCP socket has not acknowledged (`SIOCOUTQ`). A
-/// FIN that was sent counts as one byte.
+/// FIN that was sent counts as one byte. The kernel still counts the bytes of a connection that was
+/// reset, but nobody acknowledges them, so there are none.
 ///
 /// # Errors
 /// A connected TCP socket causes no errors.
 pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
-    Ok(sys::unacknowledged(socket.as_fd())?)
+    let socket = socket.as_fd();
+    let bytes = sys::unacknowledged(socket)?;
+    Ok(if tcp_info::is_closed(socket) { 0 } else { bytes })
 }
 
 /// Calls `send(2)` with `MSG_NOSIGNAL`.

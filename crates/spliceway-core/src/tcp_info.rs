@@ -1,5 +1,5 @@
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use crate::sys;
@@ -29,6 +29,7 @@ pub struct TcpInfo {
 
 /// The places of fields in `struct tcp_info` (`include/uapi/linux/tcp.h`). The structure only grows
 /// at its end.
+const STATE: usize = 0;
 const RTT: usize = 68;
 const TOTAL_RETRANS: usize = 100;
 const DELIVERY_RATE: usize = 160;
@@ -36,6 +37,9 @@ const BUSY_TIME: usize = 168;
 const RWND_LIMITED: usize = 176;
 const SNDBUF_LIMITED: usize = 184;
 const LENGTH: usize = 192;
+
+/// The state of a connection that has ended on both sides, or was reset (`TCP_CLOSE`).
+const CLOSED: u8 = 7;
 
 impl TcpInfo {
     /// Asks the kernel about a TCP socket, also after its connection has ended.
@@ -58,4 +62,10 @@ impl TcpInfo {
             send_buffer_limited: micros(SNDBUF_LIMITED),
         })
     }
+}
+
+/// Returns whether the connection of a TCP socket is gone.
+pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
+    let mut info = [0; STATE + 1];
+    sys::tcp_info(socket, &mut info).is_ok() && info[STATE] == CLOSED
 }

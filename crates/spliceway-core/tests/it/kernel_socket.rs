@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with};
@@ -237,6 +237,28 @@ fn siocoutq_counts_the_bytes_that_the_peer_has_not_acknowledged() {
     // The peer may acknowledge the last bytes later.
     while socket::unacknowledged(&near).expect("SIOCOUTQ") > 0 {
         std::thread::yield_now();
+    }
+}
+
+/// The kernel still counts them, and a caller that waits for 0 would wait for ever. If the peer has
+/// ended its stream before, no read finds the reset either.
+#[test]
+fn bytes_that_a_reset_has_discarded_are_not_unacknowledged() {
+    for ends_before in [false, true] {
+        let (mut near, mut far) = tcp_pair();
+        near.set_nonblocking(true).expect("FIONBIO");
+        while near.write(&[b'x'; 64 << 10]).is_ok() {}
+        far.read_exact(&mut [0]).expect("read");
+        if ends_before {
+            far.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        }
+        assert!(socket::unacknowledged(&near).expect("SIOCOUTQ") > 0);
+        // The reset of a socket with unread bytes.
+        drop(far);
+        // Returns when the connection is gone.
+        let mut gone = [PollFd::new(&near, PollFlags::empty())];
+        rustix::event::poll(&mut gone, None).expect("poll");
+        assert_eq!(socket::unacknowledged(&near).expect("SIOCOUTQ"), 0, "{ends_before}");
     }
 }
 

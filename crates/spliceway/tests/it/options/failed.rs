@@ -353,6 +353,50 @@ async fn a_reset_is_passed_on_once_every_earlier_byte_has_arrived() {
     .await;
 }
 
+/// The near peer has ended its stream, and then resets the connection because it gets more bytes.
+/// It acknowledges nothing any more, so the relay must not wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_reset_does_not_wait_for_a_peer_that_is_gone() {
+    every_way(async |variant| {
+        let Rig {
+            near, mut far, relay, ..
+        } = setup(variant)
+            .options(RelayOptions::new().pass_resets(true))
+            .start()
+            .await;
+        drop(near);
+        assert_eq!(far.read(&mut [0]).await.unwrap(), 0);
+        far.write_all(b"too late").await.unwrap();
+        guard(async {
+            while relay.moved().back.bytes < 8 {
+                turns(1).await;
+            }
+        })
+        .await;
+        let started = Instant::now();
+        reset(far);
+        let (_, error) = relay.broken().await;
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(started.elapsed().as_secs(), 0, "{variant:?}");
+    })
+    .await;
+}
+
+/// The peer has read nothing, and has reset the connection.
+#[tokio::test(start_paused = true)]
+async fn the_reset_of_a_connection_that_is_gone_does_not_wait() {
+    let (mut near, far) = tcp_small().await;
+    while near.try_write(&[0; 4096]).is_ok() {}
+    reset(far);
+    assert_eq!(
+        near.read(&mut [0]).await.unwrap_err().kind(),
+        ErrorKind::ConnectionReset
+    );
+    let started = Instant::now();
+    spliceway::reset(near).await;
+    assert_eq!(started.elapsed().as_secs(), 0);
+}
+
 #[tokio::test]
 async fn a_reset_is_an_end_of_stream_by_default() {
     every_way(async |variant| {
