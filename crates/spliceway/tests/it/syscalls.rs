@@ -18,17 +18,7 @@ const ROLES: &str = "syscalls::role_of_a_child_process";
 #[test]
 fn a_bulk_relay_calls_splice_epoll_wait_and_a_recv_per_burst() {
     const BYTES: usize = 64 << 20;
-    let Some(calls) = trace("bulk", |mut client, mut server| {
-        let sending = thread::spawn(move || {
-            client.write_all(&vec![7; BYTES]).unwrap();
-            client.shutdown(Shutdown::Write).unwrap();
-            client
-        });
-        let mut received = Vec::new();
-        server.read_to_end(&mut received).unwrap();
-        assert_eq!(received.len(), BYTES);
-        drop(sending.join().unwrap());
-    }) else {
+    let Some(calls) = trace("bulk", |client, server| upload(client, server, BYTES)) else {
         return;
     };
     let allowed = [
@@ -175,17 +165,7 @@ fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message() {
 #[test]
 fn a_mirror_gets_each_spliced_byte_by_tee_and_no_other_read() {
     const BYTES: usize = 512 << 10;
-    let Some(calls) = trace("mirror", |mut client, mut server| {
-        let sending = thread::spawn(move || {
-            client.write_all(&vec![7; BYTES]).unwrap();
-            client.shutdown(Shutdown::Write).unwrap();
-            client
-        });
-        let mut received = Vec::new();
-        server.read_to_end(&mut received).unwrap();
-        assert_eq!(received.len(), BYTES);
-        drop(sending.join().unwrap());
-    }) else {
+    let Some(calls) = trace("mirror", |client, server| upload(client, server, BYTES)) else {
         return;
     };
     let (teed, copied) = (moved(&calls, "tee"), moved(&calls, "sendto"));
@@ -209,6 +189,19 @@ fn a_short_connection_makes_no_pipe() {
     };
     assert_eq!(count(&calls, "pipe2"), 0);
     assert_eq!(count(&calls, "splice"), 0);
+}
+
+/// Sends `bytes` bytes and the end of the stream.
+fn upload(mut client: TcpStream, mut server: TcpStream, bytes: usize) {
+    let sending = thread::spawn(move || {
+        client.write_all(&vec![7; bytes]).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        client
+    });
+    let mut received = Vec::new();
+    server.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), bytes);
+    drop(sending.join().unwrap());
 }
 
 /// One system call of the relay's thread.

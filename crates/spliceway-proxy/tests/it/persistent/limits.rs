@@ -64,16 +64,18 @@ fn a_drained_service_ends_its_idle_connections() {
     assert_eq!((read_all(&idle), read_all(&target)), (vec![], vec![]));
 }
 
+/// Returns a configuration that refuses this target.
+fn denying(target: &str) -> String {
+    format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"web\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
+         to_deny = [\"{target}\"]\n"
+    )
+}
+
 /// A request that began later would be served by the old rules.
 #[test]
 fn a_reload_that_changes_a_service_ends_its_idle_connections() {
-    let file = |deny: &str| {
-        format!(
-            "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"web\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
-             to_deny = [\"{deny}\"]\n"
-        )
-    };
-    let settings = TextFile::new(&file("192.0.2.1"));
+    let settings = TextFile::new(&denying("192.0.2.1"));
     let mut program = Program::run(&settings);
     let (listener, address) = listen();
     let (mut idle, mut target) = kept(&program, &listener);
@@ -85,7 +87,7 @@ fn a_reload_that_changes_a_service_ends_its_idle_connections() {
     idle.write_all(get(address, "/late").as_bytes()).unwrap();
     read_head(&mut target);
     let (other, _) = kept(&program, &listener);
-    settings.write(&file("127.0.0.1"));
+    settings.write(&denying("127.0.0.1"));
     assert!(program.reload().contains("reloaded"));
     assert_eq!(read_all(&other), b"");
     target.write_all(DONE.as_bytes()).unwrap();
@@ -96,13 +98,7 @@ fn a_reload_that_changes_a_service_ends_its_idle_connections() {
 /// The client was told that its connection stays open, and its next request is there already.
 #[test]
 fn a_request_that_waits_for_an_answer_is_not_served_by_rules_of_before() {
-    let file = |deny: &str| {
-        format!(
-            "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nname = \"web\"\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\n\
-             to_deny = [\"{deny}\"]\n"
-        )
-    };
-    let settings = TextFile::new(&file("192.0.2.1"));
+    let settings = TextFile::new(&denying("192.0.2.1"));
     let mut program = Program::run(&settings);
     let (listener, address) = listen();
     let mut client = program.connect();
@@ -115,7 +111,7 @@ fn a_request_that_waits_for_an_answer_is_not_served_by_rules_of_before() {
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf")
         .unwrap();
     assert!(read_head(&mut client).contains("\r\nConnection: keep-alive\r\n"));
-    settings.write(&file("127.0.0.1"));
+    settings.write(&denying("127.0.0.1"));
     assert!(program.reload().contains("reloaded"));
     target.write_all(b"rest").unwrap();
     assert_eq!(read_all(&client), b"halfrest");
