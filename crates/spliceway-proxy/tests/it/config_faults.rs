@@ -14,8 +14,9 @@ const BROKEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/broken");
 /// Returns the message of `spliceway check` about a file in this directory, which it must refuse.
 fn refusal(directory: &Path, file: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
-    let output = command.args(["check", "-c", file]).current_dir(directory).output();
-    let output = output.unwrap();
+    command.args(["check", "-c", file]).current_dir(directory);
+    // The variable of the files with a password.
+    let output = command.env("PASSWORD", "secret").output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{file}: {message}");
     assert_eq!(output.stdout, b"", "{file}");
