@@ -11,13 +11,23 @@ HERE = Path(__file__).parent
 # Lock files. While they do not change, installed packages are kept.
 REQUIREMENTS = HERE / "clients" / "requirements.txt"
 NODE_MANIFESTS = (HERE / "clients" / "package.json", HERE / "clients" / "package-lock.json")
-GO_CLIENT = HERE / "clients" / "x-net-proxy"
+# The clients in Go.
+GO_CLIENTS = ("x-net-proxy", "pgx")
+# The driver of PostgreSQL for Java.
+PGJDBC = "org.postgresql:postgresql:42.7.7"
 
 # The module of nginx that relays streams, in Debian.
 NGINX_STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
 # A program that is on no path of a user.
 SSHD = "/usr/sbin/sshd"
+
+
+def postgres_program(name):
+    """A program of the newest server of PostgreSQL. Debian has its servers on no path."""
+    paths = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return str(paths[-1]) if paths else name
+
 
 # The check for each tool (a program on the path, or a command that succeeds), and its Debian
 # package.
@@ -39,6 +49,8 @@ PACKAGES = (
     (["danted"], "dante-server"),
     (["ip"], "iproute2"),
     (["nft"], "nftables"),
+    (["psql"], "postgresql-client"),
+    ([postgres_program("initdb"), "--version"], "postgresql"),
     (["git"], "git"),
     (["ssh"], "openssh-client"),
     (["test", "-e", SSHD], "openssh-server"),
@@ -56,6 +68,7 @@ PACKAGES = (
 UNPACKAGED = {
     "ghostunnel": "`go install github.com/ghostunnel/ghostunnel@latest` installs it",
     "realm": "there is no package; build it from its source",
+    "pgjdbc": "`--install` gets it if there are `javac` and `mvn`",
 }
 
 
@@ -75,8 +88,13 @@ class Tools:
             "{node}": ["node"],
             "{perl}": ["perl"],
             "{go}": [str(folder / "x-net-proxy")],
+            "{pgx}": [str(folder / "pgx")],
             "{rust}": [str(built / "examples/tokio-socks-client")],
         }
+
+    @property
+    def pgjdbc(self):
+        return self._folder / f"postgresql-{PGJDBC.rpartition(':')[2]}.jar"
 
     def command(self, words):
         """The command line, with the runner's key replaced."""
@@ -108,16 +126,23 @@ class Tools:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._once("venv", [REQUIREMENTS], self._install_python)
         self._once("node_modules", NODE_MANIFESTS, self._install_node)
-        run(["go", "build", "-o", str(self._folder / "x-net-proxy"), "."], folder=GO_CLIENT)
+        for client in GO_CLIENTS:
+            run(["go", "build", "-o", str(self._folder / client), "."], folder=HERE / "clients" / client)
+        if shutil.which("javac") and shutil.which("mvn") and not self.pgjdbc.exists():
+            words = ["mvn", "--batch-mode", "--quiet", "dependency:copy", f"-Dartifact={PGJDBC}"]
+            run([*words, f"-DoutputDirectory={self._folder}"])
         self._missing.clear()
 
     def _look_for(self, tool):
         proofs = {
-            "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, openapi_python_client, python_socks, schemathesis, socks"],
+            "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, asyncpg, dns.message, openapi_python_client, python_socks, schemathesis, socks"],
             "node": ["node", "-e", "require('socks'); require('dns-packet')"],
             "perl": ["perl", "-MIO::Socket::Socks", "-e", "1"],
             SSHD: ["test", "-e", SSHD],
             "go-tool": ["go", "version"],
+            "initdb": [postgres_program("initdb"), "--version"],
+            "pgx": ["test", "-e", *self._runners["{pgx}"]],
+            "pgjdbc": ["sh", "-c", f"command -v javac && test -e {self.pgjdbc}"],
             "nginx": ["sh", "-c", f"command -v nginx && test -e {NGINX_STREAM}"],
         }
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
@@ -128,7 +153,7 @@ class Tools:
 
     def _version_commands(self):
         distributions = (
-            "'aiohttp', 'aiohttp-socks', 'dnspython', 'openapi-python-client', 'PySocks', 'python-socks', 'schemathesis'"
+            "'aiohttp', 'aiohttp-socks', 'asyncpg', 'dnspython', 'openapi-python-client', 'PySocks', 'python-socks', 'schemathesis'"
         )
         python = (
             f"import importlib.metadata as m; print(*(f'{{d}} {{m.version(d)}}' for d in ({distributions})), sep=', ')"
@@ -160,6 +185,10 @@ class Tools:
                 "print qq(IO::Socket::Socks $IO::Socket::Socks::VERSION, perl $^V)",
             ],
             "go": ["go", "version", "-m", *self._runners["{go}"]],
+            "initdb": [postgres_program("initdb"), "--version"],
+            "psql": ["psql", "--version"],
+            "pgx": ["sh", "-c", f"go version -m {self._runners['{pgx}'][0]} | grep pgx/v5 | tr '\\t' ' '"],
+            "pgjdbc": ["basename", str(self.pgjdbc)],
         }
 
     def _once(self, name, locks, install):

@@ -23,6 +23,7 @@ from cases import SECRET, USER, Outcome, Runner, cases  # noqa: E402
 from clients import modes  # noqa: E402
 from egress import EgressCase, egress_cases  # noqa: E402
 from migration import MigrationCase, migration_cases  # noqa: E402
+from postgres import PostgresCase, postgres_cases  # noqa: E402
 from tls_cases import TlsCase, tls_cases  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ def main():
         except install.Failed as failed:
             print(f"interop: {failed}", file=sys.stderr)
             return 1
-    every = [*cases(modes()), *tls_cases(), *migration_cases(), *api_cases(), *egress_cases()]
+    every = [*cases(modes()), *tls_cases(), *migration_cases(), *api_cases(), *egress_cases(), *postgres_cases()]
     chosen = [case for case in every if all(word in str(case).split() for word in options.words)]
     if options.list:
         print(*chosen, sep="\n")
@@ -117,7 +118,7 @@ def run_all(program, runner, tools, runnable, jobs):
         if isinstance(case, (MigrationCase, EgressCase)):
             seconds, faults, log = case.run(program)
             return Outcome(case, seconds, faults, log, None)
-        if isinstance(case, ApiCase):
+        if isinstance(case, (ApiCase, PostgresCase)):
             return case.run(program, tools)
         return case.run(program) if isinstance(case, TlsCase) else runner.run(case)
 
