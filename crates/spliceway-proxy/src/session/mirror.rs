@@ -184,3 +184,54 @@ async fn send(mut reader: pipe::Receiver, to: &mut WriteHalf<'_>, counts: &Mirro
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::access::policy::{OwnListeners, TargetPolicy, Targets};
+    use crate::net::outgoing::SocketSettings;
+    use crate::reach::dial::{DialSettings, ResolverSettings};
+
+    /// Returns both ends of a connection to an observer.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let settings = DialSettings {
+            resolver: ResolverSettings::Servers(Vec::new()),
+            sockets: SocketSettings::default(),
+            upstreams: Vec::new(),
+            timeout: PATIENCE,
+        };
+        let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
+        let dialer = Dialer::new(settings, policy, 1).unwrap();
+        let observer = Target::Ip(listener.local_addr().unwrap());
+        let (stream, accepted) = tokio::join!(connect(&dialer, &observer), listener.accept());
+        (stream.unwrap(), accepted.unwrap().0)
+    }
+
+    /// The kernel ends a connection to an observer that takes nothing.
+    #[tokio::test]
+    async fn a_connection_to_an_observer_has_a_limit_and_is_reset_at_the_end() {
+        let (stream, _observer) = connected().await;
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 10_000);
+        assert_eq!(SockRef::from(&stream).linger().unwrap(), Some(Duration::ZERO));
+    }
+
+    /// The observer reads after the program has closed the connection, which waits for 10 s.
+    #[tokio::test(start_paused = true)]
+    async fn a_late_observer_still_gets_the_end_of_a_complete_copy() {
+        const BYTES: usize = 512 << 10;
+        let (stream, mut observer) = connected().await;
+        SockRef::from(&stream).set_send_buffer_size(2 * BYTES).unwrap();
+        let (mut mirror, reader, state) = Mirror::new(PipePool::global()).unwrap();
+        mirror.write(&vec![7; BYTES]);
+        mirror.finish();
+        let (counts, reader) = (MirrorCounts::default(), pipe::Receiver::from_owned_fd(reader).unwrap());
+        assert_eq!(serve(reader, &state, stream, &counts).await, MirrorResult::Complete);
+        let mut received = Vec::new();
+        observer.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, vec![7; BYTES]);
+    }
+}

@@ -1,17 +1,21 @@
 //! Copies of what clients send, for an observer that never delays a session.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
+use std::time::Duration;
+
+use socket2::SockRef;
 
 use crate::handover::upgrade;
 use crate::harness::{
-    Program, accept, assert_same, assert_spliced, echo, is_closed, listen, pattern, read_all, read_exactly, refusing,
+    Program, accept, assert_same, assert_spliced, echo, listen, pattern, read_all, read_exactly, refusing,
     send_and_finish, was_reached,
 };
 use crate::sni::named;
 
 const RESULTS: &str = "spliceway_mirror_sessions_total";
+const BYTES: &str = "spliceway_mirror_bytes_total";
 /// More than all buffers on the way to an observer hold.
 const LARGE: usize = 48 << 20;
 
@@ -44,14 +48,28 @@ fn the_observer_gets_what_each_client_sends_and_its_end() {
             assert_same(&read_exactly(&mut client, piece.len()), piece);
             assert_same(&read_exactly(&mut observer, piece.len()), piece);
         }
-        // What an observer says is dropped, and does not cut its copy.
+        // Bytes are counted before the end.
+        program.await_sum(BYTES, &[], total - sent.len() as u64 + (1 << 20));
+        // What an observer says is dropped, and neither that nor its end cuts its copy.
         observer.write_all(b"noted").unwrap();
+        if seed % 2 == 0 {
+            observer.shutdown(Shutdown::Write).unwrap();
+        }
+        client.write_all(b"last").unwrap();
+        assert_eq!(read_exactly(&mut observer, 4), b"last");
+        total += 4;
         client.shutdown(Shutdown::Write).unwrap();
-        assert!(is_closed(&mut client) && read_all(&observer).is_empty());
+        assert_eq!(read_all(&client), b"last");
+        assert!(read_all(&observer).is_empty());
+        if seed % 2 == 1 {
+            // The connection waits for the observer.
+            observer.write_all(b"read").unwrap();
+            assert_eq!(program.sum(RESULTS, &[]), seed - 1);
+        }
         drop(observer);
         program.await_sum(RESULTS, &["service=\"forward\"", "result=\"complete\""], seed);
     }
-    assert_eq!(program.sum("spliceway_mirror_bytes_total", &[]), total);
+    assert_eq!(program.sum(BYTES, &[]), total);
     assert_eq!(program.sum(RESULTS, &[]), 5);
     let up = |path| program.sum("spliceway_bytes_total", &["direction=\"up\"", path]);
     assert_spliced(up("path=\"splice\""), total);
@@ -135,6 +153,65 @@ fn a_session_does_not_notice_an_observer_that_does_not_read() {
     assert_eq!(result_with(observer, || accept(&observers)), "lost");
 }
 
+/// The client has not finished, so the observer must not believe that it has the whole stream.
+#[test]
+fn the_end_of_the_program_cuts_its_copies() {
+    let (observers, observer) = listen();
+    let mut program = mirrored(echo("127.0.0.1:0"), observer, &[]);
+    let mut client = program.connect();
+    client.write_all(b"first").unwrap();
+    let mut observer = accept(&observers);
+    assert_eq!(read_exactly(&mut observer, 5), b"first");
+    program.kill();
+    let cut = observer.read(&mut [0]).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+}
+
+/// The bytes are on their way when the session ends, and the reset comes after them.
+#[test]
+fn the_observer_of_a_cut_session_gets_all_that_the_client_has_sent() {
+    let (observers, observer) = listen();
+    let program = mirrored(echo("127.0.0.1:0"), observer, &[]);
+    let sent = pattern(1, 768 << 10);
+    let mut client = program.connect();
+    let mut observer = accept(&observers);
+    for piece in sent.chunks(64 << 10) {
+        client.write_all(piece).unwrap();
+        assert_same(&read_exactly(&mut client, piece.len()), piece);
+    }
+    SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    program.await_end("reset_by_client");
+    assert_same(&read_exactly(&mut observer, sent.len()), &sent);
+    let cut = observer.read(&mut [0]).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+    program.await_sum(RESULTS, &["result=\"cut\""], 1);
+}
+
+#[test]
+fn above_the_limit_a_session_has_no_copy_and_the_metrics_count_it() {
+    let (observers, observer) = listen();
+    let program = mirrored(echo("127.0.0.1:0"), observer, &["--nofile", "200"]);
+    let first = program.connect();
+    let held = accept(&observers);
+    // One for each 128 descriptors.
+    round_trip(&program.connect(), b"second");
+    program.await_sum(RESULTS, &["result=\"limit\""], 1);
+    assert!(!was_reached(&observers));
+    send_and_finish(&first, b"first");
+    assert_eq!(
+        (read_all(&first), read_all(&held)),
+        (b"first".to_vec(), b"first".to_vec())
+    );
+    drop((first, held));
+    program.await_sum(RESULTS, &["result=\"complete\""], 1);
+    // The first copy has given its place back.
+    observers.set_nonblocking(false).unwrap();
+    let third = program.connect();
+    send_and_finish(&third, b"third");
+    assert_eq!(read_all(&accept(&observers)), b"third");
+}
+
 /// The program would be its own observer, whose sessions would have copies too.
 #[test]
 fn a_listener_of_the_program_is_no_observer() {
@@ -161,7 +238,7 @@ fn a_session_that_moves_to_another_process_cuts_its_copy() {
     assert_eq!(read_exactly(&mut observer, 5), b"first");
     let process = upgrade(&mut program, None);
     let cut = observer.read(&mut [0]).unwrap_err();
-    assert_eq!(cut.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
     client.write_all(b"second").unwrap();
     assert_eq!(read_exactly(&mut client, 6), b"second");
     // The sessions of the next process have copies.
