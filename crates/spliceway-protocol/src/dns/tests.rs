@@ -59,6 +59,16 @@ fn an_answer_repeats_the_question_with_the_case_of_its_letters() {
 }
 
 #[test]
+fn an_answer_has_no_more_addresses_than_its_length_can_tell() {
+    let query = parse(&query("a.test", TYPE_AAAA, &[]));
+    let addresses = vec![IpAddr::from([0; 16]); 3000];
+    let answer = query.stream(Reply::Addresses(&addresses, 5));
+    let length = u16::from_be_bytes([answer[0], answer[1]]);
+    assert_eq!(answer.len(), usize::from(length) + 2);
+    assert_eq!(answer[8..10], 2000_u16.to_be_bytes());
+}
+
+#[test]
 fn each_reply_has_its_code_and_no_records() {
     let query = parse(&query("a.test", TYPE_AAAA, &[]));
     assert_eq!(query.record_type, RecordType::V6);

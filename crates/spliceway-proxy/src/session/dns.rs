@@ -209,3 +209,17 @@ fn route(origin: Origin) -> Route {
         None => Route::To(origin.source),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_has_1024_lookups_and_connections_at_once() {
+        let server = NameServer::new();
+        let mut places: Vec<_> = (0..1024).filter_map(|_| server.place()).collect();
+        assert!(places.len() == 1024 && server.place().is_none());
+        places.pop();
+        assert!(server.place().is_some());
+    }
+}

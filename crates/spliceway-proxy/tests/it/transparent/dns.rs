@@ -1,6 +1,6 @@
 //! DNS for redirected clients: they learn the addresses of names that a rule allows, and no others.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -131,17 +131,21 @@ impl Guarded {
 #[test]
 fn a_client_learns_the_addresses_of_listed_names_only() {
     use RecordType::{A, AAAA, ANY, HTTPS, NS, TXT};
-    use ResponseCode::{NXDomain, NoError};
+    use ResponseCode::{NXDomain, NoError, ServFail};
     let Some(guarded) = Guarded::new() else { return };
     guarded
         .names
         .has("both.test.", &[OTHER, "127.0.0.1", GOOD, GOOD_V6, "::1"]);
+    guarded
+        .names
+        .says("broken.wild.test.", Says::Code(ResponseCode::ServFail));
     let rules = "good.test:80,443 good6.test *.wild.test:443 both.test rebind.test xn--bcher-kva.test \
                  *.half.test:443 gone.test";
     let rules: Vec<&str> = rules.split_whitespace().flat_map(|rule| ["--to-allow", rule]).collect();
     // The second rule has all ports of the name on which another one allows it.
-    let denied = ["--to-deny", "no.half.test:1-65535", "--to-deny", "not.wild.test"];
-    let mut program = guarded.start(&[&DNS[..], &rules, &denied].concat());
+    // The third rule leaves some ports of an address.
+    let denied = ["no.half.test:1-65535", "not.wild.test", "10.77.1.20:1-100"].map(|rule| ["--to-deny", rule]);
+    let mut program = guarded.start(&[&DNS[..], &rules, denied.as_flattened()].concat());
     let asker = Asker::new(&guarded);
     let mut stream = asker.connect();
     for (name, record_type, code, expected) in [
@@ -161,6 +165,8 @@ fn a_client_learns_the_addresses_of_listed_names_only() {
         ("good.test.", ANY, NoError, &[]),
         // A rule allows the name, but it does not exist.
         ("gone.test.", A, NXDomain, &[]),
+        // The server of the name fails.
+        ("broken.wild.test.", A, ServFail, &[]),
         // No rule allows these names.
         ("evil.test.", A, NXDomain, &[]),
         ("evil.test.", HTTPS, NXDomain, &[]),
@@ -187,7 +193,7 @@ fn a_client_learns_the_addresses_of_listed_names_only() {
     let counts = ["answered", "filtered", "refused", "failed", "malformed", "dropped"];
     assert_eq!(
         counts.map(|result| guarded.count(&program, result)),
-        [24, 2, 18, 0, 0, 0]
+        [24, 2, 18, 2, 0, 0]
     );
     let asked = guarded.names.take();
     let outside = ["evil", "not.", "no.", "localhost", "test."];
@@ -216,6 +222,11 @@ fn assert_records(lines: &[String]) {
         assert!(records.len() == 1 && records[0].contains(cause), "{name}: {records:?}");
         assert!(records[0].contains(" client=10.77.0.1:") && records[0].contains("protocol=dns"));
     }
+    // An operator learns that a name server fails, and not once for each query.
+    let failures = lines
+        .iter()
+        .filter(|line| line.contains("cannot look up a name for a client"));
+    assert_eq!(failures.count(), 1);
 }
 
 #[test]
@@ -251,7 +262,8 @@ fn a_long_answer_arrives_by_tcp_unless_the_client_takes_more() {
 #[test]
 fn what_is_no_query_has_no_effect_on_the_next_one() {
     let Some(guarded) = Guarded::new() else { return };
-    let program = guarded.start(&[&DNS[..], &["--to-allow", "good.test"]].concat());
+    let arguments = ["--to-allow", "good.test", "--handshake-timeout", "1h"];
+    let program = guarded.start(&[&DNS[..], &arguments].concat());
     let asker = Asker::new(&guarded);
     let good = query("good.test.", RecordType::A).to_vec().unwrap();
     let with = |index: usize, byte: u8| {
@@ -284,6 +296,11 @@ fn what_is_no_query_has_no_effect_on_the_next_one() {
         stream.write_all(bytes).unwrap();
         assert!(is_closed(&mut stream));
     }
+    assert_eq!(
+        guarded.count(&program, "malformed"),
+        10,
+        "a length that is refused has no message"
+    );
     let mut stream = asker.connect();
     assert_eq!(
         addresses(&exchange(&mut stream, &query("good.test.", RecordType::A))),
@@ -301,7 +318,8 @@ fn a_client_that_is_not_allowed_gets_nothing() {
         .socket
         .send(&query("good.test.", RecordType::A).to_vec().unwrap())
         .unwrap();
-    assert!(is_closed(&mut asker.connect()));
+    let refused = asker.connect().read(&mut [0]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionReset);
     guarded.await_count(&program, "dropped", 2);
     assert_eq!(guarded.names.take(), []);
     // The answer comes from the address that the client has asked, which is one of several.
@@ -344,13 +362,41 @@ fn a_client_has_64_lookups_at_once_and_refusals_do_not_wait() {
 }
 
 #[test]
+fn a_connection_for_dns_counts_as_a_session_of_its_client() {
+    let Some(guarded) = Guarded::new() else { return };
+    let arguments = ["--to-allow", "good.test", "--max-conns-per-ip", "1"];
+    let program = guarded.start(&[&DNS[..], &arguments].concat());
+    let asker = Asker::new(&guarded);
+    let good = query("good.test.", RecordType::A);
+    let mut stream = asker.connect();
+    assert_eq!(addresses(&exchange(&mut stream, &good)), [GOOD]);
+    let other = asker.connect().read(&mut [0]).unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::ConnectionReset);
+    assert_eq!(guarded.count(&program, "dropped"), 1);
+    assert_eq!(addresses(&exchange(&mut stream, &good)), [GOOD]);
+}
+
+#[test]
+fn each_query_of_a_connection_has_the_time_of_a_handshake() {
+    let Some(guarded) = Guarded::new() else { return };
+    let arguments = ["--to-allow", "good.test", "--handshake-timeout", "200ms"];
+    let _program = guarded.start(&[&DNS[..], &arguments].concat());
+    let asker = Asker::new(&guarded);
+    for begun in [&b""[..], b"\0\x20half"] {
+        let mut stream = asker.connect();
+        stream.write_all(begun).unwrap();
+        assert!(is_closed(&mut stream), "{begun:?}");
+    }
+}
+
+#[test]
 fn a_reload_changes_the_names_and_keeps_the_sockets() {
     let Some(guarded) = Guarded::new() else { return };
     let config = |rules: &str, more: &str| {
         format!(
             "[[service]]\nkind = \"transparent\"\nlisten = \":0\"\nopen = true\nnames = true\n\
              to_allow = {rules}\nallow_private = \"10.77.1.0/24\"\ndns = \"127.0.0.2\"\n{more}\n\
-             [admin]\nmetrics = \"127.0.0.1:0\"\n"
+             [admin]\nmetrics = \"127.0.0.1:0\"\n[timeouts]\nhandshake = \"1h\"\n"
         )
     };
     // Port because only this network has it.
@@ -409,6 +455,8 @@ fn a_service_that_learns_answers_all_names_and_counts_them() {
         "10.77.0.2:53",
         "--to-allow",
         "good.test",
+        "--to-deny",
+        "*.wild.test",
     ];
     let program = guarded.start(&arguments);
     let asker = Asker::new(&guarded);
@@ -417,8 +465,11 @@ fn a_service_that_learns_answers_all_names_and_counts_them() {
     // A private address stays refused.
     assert_eq!(asker.addresses("rebind.test."), [""; 0]);
     assert_eq!(asker.ask("evil.test.", RecordType::HTTPS).answers, []);
+    // What a rule refuses stays refused.
+    let refused = asker.ask("a.wild.test.", RecordType::A);
+    assert_eq!(refused.metadata.response_code, ResponseCode::NXDomain);
     let counts = ["answered", "would_refuse", "filtered", "refused"];
-    assert_eq!(counts.map(|result| guarded.count(&program, result)), [1, 2, 1, 0]);
+    assert_eq!(counts.map(|result| guarded.count(&program, result)), [1, 2, 1, 1]);
 }
 
 /// Runs a command whose only name server is that of the gateway.

@@ -114,6 +114,14 @@ fn a_service_that_learns_refuses_what_a_rule_refuses() {
     for server in servers {
         assert!(!was_reached(&server), "{:?}", server.local_addr());
     }
+    // A rule for the address does not hide the name from the record.
+    let mut client = guarded.connect(&format!("{OTHER}:22"));
+    client.write_all(&named("good.test")).unwrap();
+    let sent = named("good.test");
+    assert_eq!(read_exactly(&mut accept(&allowed), sent.len()), sent);
+    drop(client);
+    let record = program.line("end=");
+    assert!(record.contains("sni=\"good.test\""), "{record}");
     // A more specific rule still wins, although a name leads here that no rule allows.
     let mut client = guarded.connect(&format!("{GOOD}:22"));
     guarded.names.has("other.test.", &[OTHER]);

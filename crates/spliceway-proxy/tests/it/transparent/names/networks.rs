@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::harness::{TextFile, assert_same, pattern};
+use crate::transparent::dns::Asker;
 
 #[test]
 fn redirected_clients_reach_the_names_of_their_network() {
@@ -12,7 +13,7 @@ fn redirected_clients_reach_the_names_of_their_network() {
          [[client]]\nname = \"four\"\nfrom = \"10.77.0.0/24\"\nto_allow = \"good.test:443\"\nrate_in = \"10GB\"\n\
          [[client]]\nname = \"six\"\nfrom = \"2001:db8::/64\"\nto_allow = \"good6.test:443\"\n\
          [[service]]\nkind = \"transparent\"\nlisten = \":0\"\nnames = true\nclients = \"required\"\n\
-         dns = \"127.0.0.2\"\nallow_private = [\"10.77.1.0/24\", \"2001:db8:1::/64\"]\nto_allow = \"evil.test\"\n",
+         dns_listen = \"10.77.0.2:53\"\ndns = \"127.0.0.2\"\nallow_private = [\"10.77.1.0/24\", \"2001:db8:1::/64\"]\nto_allow = \"evil.test\"\n",
     );
     let mut program = guarded.network.at_gateway(|| Program::run(&config));
     let rule = format!("iifname left meta l4proto tcp redirect to :{}", program.address.port());
@@ -57,6 +58,10 @@ fn redirected_clients_reach_the_names_of_their_network() {
         }
     }
     assert!(!was_reached(&other));
+    // The rules of a network apply to its queries, and not those of the service.
+    let asker = Asker::of(&guarded, "10.77.0.1:0", "10.77.0.2:53".parse().unwrap());
+    assert_eq!(asker.addresses("good.test."), [GOOD]);
+    assert_eq!(asker.addresses("evil.test."), [""; 0]);
     guarded.network.at_gateway(|| {
         program.await_sum("spliceway_user_refused_total", &["user=\"four\""], 2);
         program.await_sum("spliceway_user_refused_total", &["user=\"six\""], 1);

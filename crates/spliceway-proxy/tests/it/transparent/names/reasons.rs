@@ -76,12 +76,15 @@ fn the_record_says_why_a_client_has_no_name() {
         );
         assert_eq!(body.is_empty(), !answer.starts_with("HTTP"), "{answer}");
     }
+    // A client that only opens and closes a connection is not refused.
+    let (answer, record) = refused(&guarded, &mut program, b"");
+    assert!(answer.is_empty() && record.contains("end=client_eof"), "{record}");
 }
 
 #[test]
 fn an_upgrade_to_websocket_is_a_tunnel_to_the_named_server() {
     let Some(guarded) = Guarded::new() else { return };
-    let _program = guarded.guard(&[]);
+    let mut program = guarded.guard(&[]);
     let good = guarded.listen(GOOD, 80);
     let mut client = guarded.connect(&format!("{OTHER}:80"));
     let head = "GET /chat HTTP/1.1\r\nHost: good.test\r\n";
@@ -101,6 +104,9 @@ fn an_upgrade_to_websocket_is_a_tunnel_to_the_named_server() {
         rest.ends_with("\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nup"),
         "{rest}"
     );
+    drop((client, server));
+    let record = program.line("end=");
+    assert!(record.contains("protocol=\"http\" target=good.test:80 "), "{record}");
 }
 
 /// A client could fill the log with names that do not exist.
