@@ -105,3 +105,79 @@ impl HttpTarget {
 fn poll_read(stream: &mut Stream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     Pin::new(stream).poll_read(cx, &mut ReadBuf::new(&mut [0]))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn exchange(is_idempotent: bool) -> Exchange {
+        Exchange {
+            reuse: spliceway_protocol::http::Reuse::KeepAlive,
+            is_head: false,
+            is_connect: false,
+            reads_chunks: true,
+            is_idempotent,
+            expects_continue: false,
+            body: spliceway_protocol::http::Body::Bytes(0),
+        }
+    }
+
+    /// Returns a connection to a target, and its other end.
+    async fn connected(user: Option<&str>) -> (HttpTarget, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
+        let target = HttpTarget {
+            stream: Stream::Tcp(stream.await.unwrap()),
+            name: Target::Name("a.test".into(), 80),
+            user: user.map(|user| user.as_bytes().into()),
+            address: None,
+            own: None,
+            proxy: None,
+            last_used: Instant::now(),
+        };
+        (target, listener.accept().unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn a_connection_serves_its_target_and_its_user() {
+        let (mut target, _peer) = connected(Some("ann")).await;
+        let name = |name: &str, port| Target::Name(name.into(), port);
+        for (name, user, serves) in [
+            (name("a.test", 80), Some("ann"), true),
+            (name("a.test", 81), Some("ann"), false),
+            (name("b.test", 80), Some("ann"), false),
+            (name("a.test", 80), Some("eve"), false),
+            (name("a.test", 80), None, false),
+        ] {
+            let user = user.map(str::as_bytes);
+            assert_eq!(
+                target.may_serve(&name, user, &exchange(true)),
+                serves,
+                "{name} {user:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_may_not_be_repeated_needs_a_recent_answer() {
+        let (mut target, _peer) = connected(None).await;
+        let name = Target::Name("a.test".into(), 80);
+        for (unused, serves) in [(Duration::ZERO, true), (RECENT * 2, false)] {
+            target.last_used = Instant::now() - unused;
+            assert_eq!(target.may_serve(&name, None, &exchange(false)), serves, "{unused:?}");
+            assert!(target.may_serve(&name, None, &exchange(true)));
+        }
+    }
+
+    /// The bytes arrive after the last event of the runtime.
+    #[tokio::test]
+    async fn a_target_that_has_just_spoken_serves_no_request() {
+        let (mut target, mut peer) = connected(None).await;
+        let name = Target::Name("a.test".into(), 80);
+        assert!(target.may_serve(&name, None, &exchange(true)));
+        peer.write_all(b"x").unwrap();
+        assert!(!target.may_serve(&name, None, &exchange(true)));
+    }
+}

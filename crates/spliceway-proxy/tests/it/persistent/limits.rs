@@ -5,7 +5,7 @@ use super::{DONE, assert_done, get, kept, serve};
 use crate::admin::Socket;
 use crate::clients::{read_head, read_message};
 use crate::handover::upgrade;
-use crate::harness::{Program, TextFile, accept, is_closed, listen, read_all, was_reached};
+use crate::harness::{Program, TextFile, accept, is_closed, listen, read_all, read_exactly, was_reached};
 
 #[test]
 fn a_drain_ends_idle_connections_and_lets_answers_finish() {
@@ -30,6 +30,31 @@ fn a_drain_ends_idle_connections_and_lets_answers_finish() {
     assert_eq!(program.exit().code(), Some(0));
     assert_eq!(program.lines_with("end=answered"), 3);
     assert_eq!(program.lines_with("end="), 3, "an idle connection is no session");
+}
+
+#[test]
+fn a_client_that_sends_its_body_during_a_drain_learns_of_it() {
+    let mut program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let (mut client, mut target) = kept(&program, &listener);
+    write!(
+        client,
+        "PUT http://{address}/x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhello"
+    )
+    .unwrap();
+    read_head(&mut target);
+    assert_eq!(read_exactly(&mut target, 5), b"hello");
+    program.terminate();
+    program.line("draining");
+    client.write_all(b"world").unwrap();
+    assert_eq!(read_exactly(&mut target, 5), b"world");
+    target.write_all(DONE.as_bytes()).unwrap();
+    let answer = read_message(&mut client);
+    assert!(
+        answer.contains("\r\nConnection: close\r\n") && answer.ends_with("done"),
+        "{answer}"
+    );
+    assert_eq!(read_all(&client), b"");
 }
 
 #[test]
@@ -252,7 +277,7 @@ fn each_request_has_its_own_user_and_the_rules_of_that_user() {
         if status == 200 {
             let target = target.get_or_insert_with(|| accept(&listener));
             assert!(read_head(target).starts_with("POST /x "));
-            assert_eq!(crate::harness::read_exactly(target, 2), b"hi");
+            assert_eq!(read_exactly(target, 2), b"hi");
             target.write_all(DONE.as_bytes()).unwrap();
         }
         let answer = read_message(&mut client);
