@@ -109,7 +109,7 @@ fn a_file_that_is_damaged_meanwhile_is_written_again_with_a_warning() {
         fault(&path);
         let warning = program.line("it was written again from memory");
         assert!(warning.contains(path.to_str().unwrap()), "{warning}");
-        program.await_sum("spliceway_quota_writes_total", &["result=\"failed\""], 0);
+        assert_eq!(program.sum("spliceway_quota_writes_total", &["result=\"failed\""]), 0);
     }
     program.kill();
     let mut program = quotas.run();
