@@ -313,6 +313,52 @@ async fn only_the_first_mirror_before_the_first_poll_counts() {
     .await;
 }
 
+/// The observer reads all before more bytes follow, and must not get a stream with a hole.
+#[tokio::test]
+async fn a_copy_ends_at_the_first_byte_without_room() {
+    guard(async {
+        let (mut mirror, reader, state) = Mirror::new(&PipePool::new(limits())).unwrap();
+        let mut reader = pipe::Receiver::from_owned_fd(reader).unwrap();
+        mirror.write(&Pattern::new(1).take(2 << 20));
+        let mut copied = Pattern::new(1);
+        assert!(copied.expect_until_broken(&mut reader).await.is_none());
+        assert!(copied.at() > 0 && copied.at() < 2 << 20, "{}", copied.at());
+        mirror.write(b"behind the hole");
+        assert_eq!(reader.read(&mut [0]).await.unwrap(), 0);
+        assert_eq!(state.end(), MirrorEnd::Lost);
+    })
+    .await;
+}
+
+/// One splice from a pipe to a socket would leave nothing to duplicate.
+#[tokio::test]
+async fn an_observer_gets_the_bytes_of_a_pipe() {
+    guard(async {
+        let (mut near, from) = pipe::pipe().unwrap();
+        let (to, _answers) = pipe::pipe().unwrap();
+        let (mut server, b) = tcp().await;
+        let mut relay = Relay::new(tokio::io::join(from, to), b);
+        let (mirror, reader, state) = Mirror::new(PipePool::global()).unwrap();
+        relay.mirror_a_to_b(mirror);
+        let relay = tokio::spawn(relay);
+        let mut reader = pipe::Receiver::from_owned_fd(reader).unwrap();
+        let sending = async {
+            Pattern::new(1).send(&mut near, 256 * KIB).await;
+            drop(near);
+        };
+        let (mut wanted, mut copied) = (Pattern::new(1), Pattern::new(1));
+        tokio::join!(
+            sending,
+            wanted.expect_end(&mut server, 256 * KIB),
+            copied.expect_end(&mut reader, 256 * KIB)
+        );
+        assert_eq!(state.end(), MirrorEnd::Complete);
+        drop(server);
+        relay.await.unwrap().unwrap();
+    })
+    .await;
+}
+
 /// The room of the pipe is free when the last of its sides is gone.
 #[test]
 fn a_mirror_counts_in_its_pool_and_leaves_no_descriptor() {

@@ -76,6 +76,23 @@ fn a_service_that_learns_without_rules_records_every_name() {
     );
 }
 
+/// Its operator wants to know the names of all clients.
+#[test]
+fn a_service_that_learns_reads_names_for_listed_addresses() {
+    let Some(guarded) = Guarded::new() else { return };
+    let mut program = guarded.program(&["--names-learn", "--to-allow", "10.77.1.20:443"]);
+    let other = guarded.listen(OTHER, 443);
+    let (mut client, sent) = (guarded.connect(&format!("{OTHER}:443")), named("evil.test"));
+    client.write_all(&sent).unwrap();
+    assert_eq!(read_exactly(&mut accept(&other), sent.len()), sent);
+    drop(client);
+    let record = program.line("end=");
+    assert!(
+        record.contains("sni=\"evil.test\" target=10.77.1.20:443 upstream="),
+        "{record}"
+    );
+}
+
 #[test]
 fn a_service_that_learns_refuses_what_a_rule_refuses() {
     let Some(guarded) = Guarded::new() else { return };
@@ -114,14 +131,6 @@ fn a_service_that_learns_refuses_what_a_rule_refuses() {
     for server in servers {
         assert!(!was_reached(&server), "{:?}", server.local_addr());
     }
-    // A rule for the address does not hide the name from the record.
-    let mut client = guarded.connect(&format!("{OTHER}:22"));
-    client.write_all(&named("good.test")).unwrap();
-    let sent = named("good.test");
-    assert_eq!(read_exactly(&mut accept(&allowed), sent.len()), sent);
-    drop(client);
-    let record = program.line("end=");
-    assert!(record.contains("sni=\"good.test\""), "{record}");
     // A more specific rule still wins, although a name leads here that no rule allows.
     let mut client = guarded.connect(&format!("{GOOD}:22"));
     guarded.names.has("other.test.", &[OTHER]);
