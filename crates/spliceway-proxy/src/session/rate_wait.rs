@@ -1,0 +1,53 @@
+//! Waits for a rate limit before bytes pass that no relay reads: a request, or the head of an
+//! answer.
+
+use spliceway::Direction;
+use tokio::time::Instant;
+
+use super::client::Client;
+use super::departure::{Finish, departed};
+use super::guard::Guard;
+use crate::access::rates::SessionRates;
+use crate::kit::outcome::Outcome;
+
+/// Waits until the rates let these bytes pass. Returns how the client left if it leaves before.
+///
+/// No timeout of silence ends this wait, because neither side is idle: the limit holds them back.
+pub(super) async fn wait_for_rate(
+    rates: &SessionRates,
+    direction: Direction,
+    bytes: usize,
+    (client, finish): (&Client, Finish),
+    guard: &Guard,
+) -> Result<(), Outcome> {
+    let limit = match direction {
+        Direction::AToB => &rates.incoming,
+        Direction::BToA => &rates.outgoing,
+    };
+    let Some(limit) = limit.as_ref().filter(|_| bytes > 0) else {
+        return Ok(());
+    };
+    let _timed = Timed {
+        guard,
+        direction,
+        since: Instant::now(),
+    };
+    tokio::select! {
+        biased;
+        () = limit.charge_and_wait(bytes as u64) => Ok(()),
+        left = departed(client, finish) => Err(left),
+    }
+}
+
+/// Records the time of a wait at its end, also if the session is cut.
+struct Timed<'a> {
+    guard: &'a Guard,
+    direction: Direction,
+    since: Instant,
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.guard.was_limited(self.direction, self.since.elapsed());
+    }
+}
