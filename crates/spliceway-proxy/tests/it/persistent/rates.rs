@@ -179,6 +179,14 @@ fn a_wait_ends_with_the_time_of_its_session_and_by_order() {
         assert_eq!(read_all(&client), b"");
         drop(client);
 
+        let limits = [argument, "1B:connection", "--half-close-timeout", "100ms"];
+        let mut program = Program::proxy("http", &limits);
+        let (client, _target) = waiting(&program, argument);
+        client.shutdown(Shutdown::Write).unwrap();
+        program.line("end=half_close_timeout");
+        assert_eq!(read_all(&client), b"");
+        drop(client);
+
         let mut program = Program::proxy("http", &[argument, "1B:connection", "--drain-timeout", "100ms"]);
         let (_client, _target) = waiting(&program, argument);
         program.terminate();
