@@ -64,9 +64,9 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
     })
 }
 
-/// Lets a proxy behind TLS have the last bytes for a target behind TLS. The target announces its end
-/// before the proxy does. A close would answer the announcement of the proxy with a reset, and the
-/// reset would remove what the socket has not yet sent.
+/// Lets a proxy behind TLS have the last bytes for a target behind TLS. The target announces its
+/// end before the proxy does. A close would answer the announcement of the proxy with a reset, and
+/// the reset would remove what the socket has not yet sent.
 async fn linger_below(upstream: Stream, limit: Option<Duration>) {
     if let Stream::Tls(target) = upstream
         && let proxy @ Stream::Tls(_) = target.into_socket()
