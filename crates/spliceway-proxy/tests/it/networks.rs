@@ -113,6 +113,33 @@ fn the_smallest_network_of_a_client_decides_about_its_targets() {
 }
 
 #[test]
+fn a_key_that_a_table_lacks_comes_from_the_defaults_and_the_service() {
+    let targets = [(); 3].map(|()| echo("127.0.0.1:0"));
+    let [a, b, c] = targets.map(|target| format!("\":{}\"", target.port()));
+    let tables = "[defaults.user]\nmax_conns = 1\n".to_owned()
+        + &table("build", "127.1.2.0/24", &format!("to_deny = {a}"))
+        + &table("office", "127.1.0.0/16", &format!("to_allow = [{a}, {b}, {c}]"));
+    let service = format!("to_allow = [{a}, {b}]\nto_deny = {b}");
+    let config = TextFile::new(&file("socks5", "required", &tables, &service));
+    let mut program = Program::run(&config);
+    for (ip, codes) in [
+        (BUILD, [NOT_ALLOWED, SUCCEEDED, NOT_ALLOWED]),
+        (OFFICE, [SUCCEEDED, NOT_ALLOWED, SUCCEEDED]),
+    ] {
+        for (target, code) in targets.into_iter().zip(codes) {
+            let (client, got) = ask(&program, ip, target);
+            assert_eq!(got, code, "{ip:?} {target}");
+            if code == SUCCEEDED {
+                assert_eq!(ask(&program, ip, target).1, 1, "one session at a time");
+                program.line("end=denied:user_max_conns");
+                drop(client);
+                await_no_session(&program, &[]);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_service_may_refuse_clients_whose_network_has_no_table() {
     let (listener, target) = listen();
     let tables = table("build", "127.1.2.0/24", "");
@@ -323,6 +350,7 @@ fn a_check_counts_the_tables_and_warns_if_no_service_uses_them() {
     let tables = table("build", "127.1.2.0/24", "") + &table("office", "127.1.0.0/16", "");
     let (is_valid, text) = check(&file("socks5", "required", &tables, ""));
     assert!(is_valid && text.contains("2 users by network"), "{text}");
+    assert!(!text.contains("no service has the user"), "{text}");
     let unused = file("socks5", "required", &tables, "").replace("clients = \"required\"\n", "");
     let (is_valid, text) = check(&unused);
     assert!(

@@ -346,7 +346,7 @@ async fn an_observer_gets_the_bytes_of_a_pipe() {
             Pattern::new(1).send(&mut near, 256 * KIB).await;
             drop(near);
         };
-        let (mut wanted, mut copied) = (Pattern::new(1), Pattern::new(1));
+        let (wanted, copied) = (Pattern::new(1), Pattern::new(1));
         tokio::join!(
             sending,
             wanted.expect_end(&mut server, 256 * KIB),

@@ -305,6 +305,16 @@ fn a_refusal_names_the_rule() {
 }
 
 #[test]
+fn each_of_several_lists_counts() {
+    assert!(apart(&["10.0.0.0/8", "a.test"], &[]).have_names());
+    assert!(apart(&[], &["a.test", "10.0.0.0/8"]).refuse_networks());
+    let ports: Vec<_> = apart(&["b.test:80", "a.test:443"], &[])
+        .ports_of_name("a.test", None)
+        .collect();
+    assert_eq!(ports, [443]);
+}
+
+#[test]
 fn rules_for_one_host_add_up() {
     let allow = rules(&["192.0.2.1:80", "192.0.2.1:443-450", "192.0.2.1:445-500"], &[]);
     for (port, expected) in [
