@@ -44,7 +44,7 @@ pub(crate) struct ServiceSettings {
     /// The targets that clients may reach.
     pub(crate) targets: TargetAccess,
     /// The targets of users who have a table of their own.
-    pub(crate) user_targets: Vec<UserTargets>,
+    pub(crate) user_targets: Arc<[UserTargets]>,
     /// Empty if certificates name no users.
     pub(crate) host_users: Arc<HostUsers>,
     pub(crate) accept_proxy: Option<AcceptProxy>,

@@ -425,7 +425,7 @@ fn settle_service(
         host_users: host_users.unwrap_or_default(),
         users,
         targets,
-        user_targets,
+        user_targets: user_targets.into(),
         auth_penalty: if has_fixed_targets {
             Duration::ZERO
         } else {
