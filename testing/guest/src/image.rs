@@ -33,18 +33,23 @@ const MODULES: &[&str] = &[
 ];
 
 /// Builds the tests, and returns the programs with the paths of their main files.
-pub(crate) fn build(root: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    // The selection of packages decides about features. With this one, the steps of `cargo xtask
-    // ci` have already built everything.
-    let words = [
-        "test",
-        "--workspace",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ];
-    let messages = output(Command::new("cargo").args(words).current_dir(root))?;
+///
+/// An optimized build is worth its time if many tests run: comparing bytes is slow without it.
+pub(crate) fn build(folders: &Folders, optimized: bool) -> Result<Vec<(String, PathBuf)>, String> {
+    let mut cargo = Command::new("cargo");
+    // The selection of packages decides about features. With this one, a build that is not
+    // optimized finds everything as the tests of this machine have left it.
+    cargo.args(["test", "--workspace", "--test", "it", "--no-run"]);
+    cargo.arg("--message-format=json-render-diagnostics");
+    if optimized {
+        for setting in ["opt-level=1", "debug=0", "incremental=false"] {
+            cargo.arg("--config").arg(format!("profile.dev.{setting}"));
+        }
+        cargo.arg("--target-dir").arg(folders.target.join("build"));
+    }
+    let messages = output(cargo.current_dir(&folders.root))?;
     let programs = messages.lines().filter_map(|line| {
-        let source = Path::new(value(line, "src_path")?).strip_prefix(root).ok()?;
+        let source = Path::new(value(line, "src_path")?).strip_prefix(&folders.root).ok()?;
         let program = value(line, "executable")?;
         Some((source.to_string_lossy().into_owned(), program.into()))
     });
@@ -122,9 +127,12 @@ pub(crate) fn with_modules(folders: &Folders, system: &Path, name: &str, kernel:
             }
         }
     }
+    // Not every version has all of these.
     for list in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
         let from = kernel.modules.join(list);
-        fs::copy(&from, within.join(list)).map_err(at(&from))?;
+        if from.exists() {
+            fs::copy(&from, within.join(list)).map_err(at(&from))?;
+        }
     }
     // `depmod` looks below `lib`.
     let link = image.folder.join("lib");

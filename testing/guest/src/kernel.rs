@@ -81,7 +81,7 @@ fn kernel_packages(plan: &str) -> Vec<&str> {
     let names = files.filter_map(|file| file.split('_').next());
     names
         .filter(|name| {
-            let version = ["linux-image-", "linux-binary-", "linux-modules-"]
+            let version = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"]
                 .iter()
                 .find_map(|kind| name.strip_prefix(kind));
             version.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))

@@ -34,7 +34,7 @@ Runs the tests in other kernels, by emulation.
   --kernel NAME   kernel to boot; may be repeated (all)
   --suite NAME    suite to run; may be repeated (all)
   --only TEXT     only the tests of these suites whose names contain the text
-  --quick         a few suites in the oldest kernel, in about a minute
+  --quick         a few suites in the oldest kernel, in about a minute, without optimized builds
   --memory MIB    memory of a guest (3072)
   --list          print the kernels and the suites, and boot nothing
 ";
@@ -45,6 +45,7 @@ struct Options {
     suites: Vec<&'static Suite>,
     only: Option<String>,
     memory: u32,
+    quick: bool,
     list: bool,
 }
 
@@ -76,6 +77,7 @@ impl Options {
             suites,
             only,
             memory,
+            quick,
             list,
         })
     }
@@ -159,27 +161,31 @@ fn run(options: &Options) -> Result<bool, String> {
     let mut kernels = Vec::new();
     for kernel in &options.kernels {
         match kernel.obtain(&folders.target) {
-            Ok(unpacked) => kernels.push((kernel, unpacked)),
+            Ok(unpacked) => kernels.push((kernel.name, unpacked)),
             Err(why) => println!("skipped: kernel {}: {why}", kernel.name),
         }
     }
     if kernels.is_empty() {
         return Ok(true);
     }
-    let programs = image::build(&folders.root)?;
+    let programs = image::build(&folders, !options.quick)?;
     let system = image::system(&folders, &options.suites, &programs, options.only.as_deref())?;
+    let images: Result<Vec<PathBuf>, String> = kernels
+        .iter()
+        .map(|(name, unpacked)| image::with_modules(&folders, &system, name, unpacked))
+        .collect();
     let mut all_passed = true;
     println!("{}", report::COLUMNS);
-    for (kernel, unpacked) in kernels {
+    for ((name, unpacked), initramfs) in kernels.iter().zip(images?) {
         let guest = Guest {
             kernel: &unpacked.image,
-            initramfs: image::with_modules(&folders, &system, kernel.name, &unpacked)?,
-            log: folders.target.join(format!("{}.log", kernel.name)),
+            initramfs,
+            log: folders.target.join(format!("{name}.log")),
             memory: options.memory,
             limit: BOOT_LIMIT + options.suites.iter().map(|suite| suite.limit()).sum::<Duration>(),
         };
-        let ended = guest.run(&options.suites)?;
-        all_passed &= report::show(kernel.name, &unpacked.version, &ended, &guest.log);
+        let report = guest.run(&options.suites)?;
+        all_passed &= report::show(name, &unpacked.version, &report, &guest.log);
     }
     Ok(all_passed)
 }

@@ -39,11 +39,8 @@ pub(crate) const SUITES: &[Suite] = &[
         source: CORE,
         filters: &[],
         omitted: &[
-            ("kernel_", "the suite `kernel` has them"),
-            (
-                "transfer::every_sequence",
-                "makes no system call, and would take minutes",
-            ),
+            ("kernel_", "the suite `kernel` has these tests"),
+            ("transfer::", "its tests make no system calls, and would take minutes"),
         ],
         quick: false,
         limit_seconds: 300,
@@ -53,9 +50,21 @@ pub(crate) const SUITES: &[Suite] = &[
         purpose: "relays: ends, resets, urgent marks, options, faults, segments",
         source: LIBRARY,
         filters: &[],
-        omitted: &[],
+        omitted: &[
+            ("pitfalls::urgent", "the suite `urgent` has these tests"),
+            ("pitfalls::ended", "the suite `urgent` has these tests"),
+        ],
         quick: false,
         limit_seconds: 600,
+    },
+    Suite {
+        name: "urgent",
+        purpose: "relays: urgent marks, and ends in the middle of a stream",
+        source: LIBRARY,
+        filters: &["pitfalls::urgent", "pitfalls::ended"],
+        omitted: &[],
+        quick: true,
+        limit_seconds: 120,
     },
     Suite {
         name: "forward",
