@@ -63,8 +63,8 @@ pub(crate) const SUITES: &[Suite] = &[
         source: LIBRARY,
         filters: &["pitfalls::urgent", "pitfalls::ended"],
         omitted: &[],
-        quick: true,
-        limit_seconds: 120,
+        quick: false,
+        limit_seconds: 600,
     },
     Suite {
         name: "forward",
