@@ -23,7 +23,7 @@ mod framing;
 mod response;
 mod target;
 
-pub use answer::{Answer, Followed};
+pub use answer::{Answer, BadAnswer, Followed};
 pub(super) use basic::encode as basic_credentials;
 pub use chunks::{Chunks, Malformed};
 pub use exchange::{Exchange, Remaining, Reuse};

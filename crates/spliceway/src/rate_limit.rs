@@ -175,6 +175,41 @@ impl RateLimit {
         });
     }
 
+    /// Counts bytes that do not pass through a relay, and waits until they may pass: until the
+    /// limit, and each limit around it, owes nothing of what it has counted before. Relays and
+    /// calls that share a limit take turns in the order in which they asked.
+    ///
+    /// ```
+    /// use spliceway::RateLimit;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limit = RateLimit::with_burst(1_000_000, 1_000);
+    /// // These bytes may pass immediately. The limit owes most of them.
+    /// limit.charge_and_wait(11_000).await;
+    /// // These bytes wait for 10 ms.
+    /// limit.charge_and_wait(500).await;
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The bytes count from the first poll. If the future is dropped before it is ready, they do
+    /// not count.
+    pub async fn charge_and_wait(&self, bytes: u64) {
+        let now = Instant::now();
+        let turns = self.buckets().map(|bucket| bucket.take_turn(bytes, now));
+        let turn = turns.max().expect("its own bucket");
+        if turn > now {
+            let mut waiter = RateWaiter {
+                limit: self.clone(),
+                reserved: bytes,
+                wait: None,
+            };
+            tokio::time::sleep_until(turn).await;
+            waiter.reserved = 0;
+        }
+    }
+
     /// Counts bytes that did not pass through a relay and that may be dropped, such as a datagram.
     /// Returns `false` and counts nothing if this limit, or a limit around it, owes more than a
     /// burst. Relays that wait for a limit make it owe their bytes. Such bytes therefore get up to
@@ -244,6 +279,12 @@ impl Bucket {
         let mut empty_at = self.empty_at();
         *empty_at = (*empty_at).max(full_at(now, self.burst, self.bytes_per_second)) + self.time_for(bytes);
         *empty_at
+    }
+
+    /// Subtracts `bytes`, and returns the time from which the bucket no longer owes what was
+    /// subtracted before them.
+    fn take_turn(&self, bytes: u64, now: Instant) -> Instant {
+        self.take(bytes, now) - self.time_for(bytes)
     }
 
     fn admits_droppable(&self, now: Instant) -> bool {
@@ -484,6 +525,37 @@ mod tests {
         let now = Instant::now();
         let (_, at) = outer.reserve(1, now);
         assert!(at > now + Duration::from_millis(900), "{:?}", at - now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_wait_for_those_before_them_in_the_slowest_limit() {
+        let outer = RateLimit::with_burst(1_000, 100);
+        let limits = [1, 2].map(|_| RateLimit::with_burst(10_000, 1_000).within(&outer));
+        let start = Instant::now();
+        for (number, limit) in (0..10).zip(limits.iter().cycle()) {
+            limit.charge_and_wait(500).await;
+            // The first bytes find a burst, and the limit owes most of them.
+            let expected = Duration::from_millis((number * 500_u64).saturating_sub(100));
+            let difference = start.elapsed().abs_diff(expected);
+            assert!(difference <= Duration::from_millis(1), "{number}");
+        }
+        limits[0].charge_and_wait(0).await;
+        assert!(start.elapsed() >= Duration::from_millis(4_900), "nothing waits as well");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_of_a_cancelled_wait_do_not_count_in_any_limit() {
+        let outer = RateLimit::with_burst(1_000, 100);
+        let limit = RateLimit::with_burst(1_000, 100).within(&outer);
+        limit.charge(300);
+        let waits = limit.charge_and_wait(5_000);
+        assert!(tokio::time::timeout(Duration::from_millis(100), waits).await.is_err());
+        assert_eq!([limit.balance(), outer.balance()], [-100; 2]);
+        drop(limit.charge_and_wait(5_000));
+        assert_eq!(limit.balance(), -100, "a future that was not polled");
+        tokio::time::advance(Duration::from_millis(100)).await;
+        limit.charge_and_wait(5_000).await;
+        assert_eq!([limit.balance(), outer.balance()], [-5_000; 2]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -62,6 +62,27 @@ pub struct Followed {
     pub keeps_target: bool,
     /// Whether the target agreed to an upgrade (status 101). The connection is then a tunnel.
     pub has_switched: bool,
+    /// Why the client gets the proxy's own response in place of the target's.
+    pub refused: Option<BadAnswer>,
+}
+
+/// Why a response is not passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadAnswer {
+    /// It states several lengths, or one that is no number.
+    Length,
+    /// It switches protocols, and the request has not asked for that.
+    Switch,
+}
+
+impl BadAnswer {
+    /// Returns the reason in words.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Length => "the length of the answer is not valid",
+            Self::Switch => "the answer switches protocols, which the request has not asked for",
+        }
+    }
 }
 
 impl Followed {
@@ -71,6 +92,7 @@ impl Followed {
         keeps_client: false,
         keeps_target: false,
         has_switched: false,
+        refused: None,
     };
 
     fn reuse(&self) -> Reuse {
@@ -129,8 +151,8 @@ impl Answer {
         self.followed
     }
 
-    /// Removes and returns the interim responses received so far. A client may wait for an interim
-    /// response before it sends its body.
+    /// Removes and returns the interim responses received so far. They are of use before the final
+    /// response: a client may wait for one before it sends its body, or load what one names.
     pub fn take_interim(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.interim)
     }
@@ -160,7 +182,10 @@ impl Answer {
             match status(head) {
                 Some(100 | 102..=199) => {
                     self.is_in_doubt |= !is_clear_interim(head);
-                    self.interim.extend_from_slice(&interim(head));
+                    // A client of HTTP/1.0 knows no interim responses (RFC 9110 section 15.2).
+                    if self.exchange.reads_chunks {
+                        self.interim.extend_from_slice(&interim(head));
+                    }
                     self.message.clear();
                 }
                 // The client needs the fields unchanged, because they name the agreed protocol.
@@ -186,16 +211,16 @@ impl Answer {
         let followed = followed(head, &self.exchange, self.is_early).filter(|_| !self.is_in_doubt);
         let followed = followed.unwrap_or(Followed::LAST);
         match rewritten(head, Some(followed.reuse())) {
-            _ if status == Some(SWITCHES) => self.refusal(),
+            _ if status == Some(SWITCHES) => self.refusal(BadAnswer::Switch),
             Ok(last) => (last, followed),
-            Err(Unclear::Length) => self.refusal(),
+            Err(Unclear::Length) => self.refusal(BadAnswer::Length),
             Err(Unclear::Head) => (marked(head), followed),
         }
     }
 
     /// Returns the proxy's own response in place of one that is not valid. The target's connection
     /// is not used again.
-    fn refusal(&self) -> (Vec<u8>, Followed) {
+    fn refusal(&self, why: BadAnswer) -> (Vec<u8>, Followed) {
         let response = with_text(Status::BadGateway, "The target's answer is not valid.");
         let keeps_client = self.exchange.reuse == Reuse::KeepAlive && !self.is_early;
         let response = if keeps_client {
@@ -206,14 +231,10 @@ impl Answer {
         let followed = Followed {
             body: Remaining::Bytes(0),
             keeps_client,
+            refused: Some(why),
             ..Followed::LAST
         };
         (response, followed)
-    }
-
-    /// Returns whether no byte of the response has arrived.
-    pub fn is_empty(&self) -> bool {
-        self.interim.is_empty() && self.message.held().is_empty()
     }
 }
 
@@ -263,7 +284,7 @@ fn followed(head: &[u8], exchange: &Exchange, is_early: bool) -> Option<Followed
             body,
             keeps_client,
             keeps_target: keeps_client && persists,
-            has_switched: false,
+            ..Followed::LAST
         },
     })
 }

@@ -66,8 +66,8 @@ type Limits = [Option<RateLimit>; 2];
 /// What limits allow, in bytes, for bytes from and to the client. `None` without a limit.
 pub(crate) type Balances = [Option<i64>; 2];
 
-/// The buckets of one session.
-#[derive(Debug, Default)]
+/// The buckets of one session. The sessions of one connection share them.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SessionRates {
     /// The limit on bytes from the client.
     pub(crate) incoming: Option<RateLimit>,
@@ -75,7 +75,7 @@ pub(crate) struct SessionRates {
     pub(crate) outgoing: Option<RateLimit>,
     /// Keeps the client's buckets. It must be held as long as the session lasts.
     #[allow(dead_code, reason = "the field is held and never read")]
-    pub(super) session: Option<Box<ClientSession>>,
+    pub(super) session: Option<Arc<ClientSession>>,
 }
 
 /// Keeps the buckets of a client for this session and for the client's other sessions.
@@ -106,15 +106,6 @@ impl SessionRates {
     /// Returns what the innermost limits allow, for bytes from and to the client.
     pub(crate) fn balances(&self) -> Balances {
         balances(&self.limits())
-    }
-
-    /// Returns the same buckets for one request of a session that lasts longer.
-    pub(crate) fn for_request(&self) -> Self {
-        Self {
-            incoming: self.incoming.clone(),
-            outgoing: self.outgoing.clone(),
-            session: None,
-        }
     }
 
     /// Adds the limits that all sessions of a user share, for bytes from and to the client.
@@ -160,7 +151,7 @@ impl RateLimits {
         SessionRates {
             incoming,
             outgoing,
-            session: session.map(Box::new),
+            session: session.map(Arc::new),
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) enum SessionEnd {
     /// The answer to an HTTP request is complete. The client's connection may carry another
     /// request.
     Answered,
+    /// The target's answer to an HTTP request is not valid, so the client got another one.
+    BadAnswer,
     Idle,
     HalfCloseTimeout,
     /// The session has lasted as long as the settings allow.
@@ -114,9 +116,14 @@ impl Outcome {
         }
     }
 
+    /// Returns the end of a session whose upstream has failed before its first byte.
+    pub(crate) fn of_upstream(error: &io::Error) -> Self {
+        Self::refused(error).unwrap_or_else(|| Self::because(SessionEnd::ResetByUpstream, error))
+    }
+
     /// Returns the end of a session whose upstream has sent an alert before its first byte. In TLS
     /// 1.3, a server refuses the certificate of its client after the handshake.
-    pub(crate) fn refused(error: &io::Error) -> Option<Self> {
+    fn refused(error: &io::Error) -> Option<Self> {
         let tls = TlsError::of(error).filter(|tls| matches!(tls.error, Error::AlertReceived(_)))?;
         let failure = match tls.peer {
             tls_error::Peer::Target => ConnectFailure::Tls(TlsFailure::Alert),
@@ -138,7 +145,8 @@ impl SessionEnd {
     /// it was served.
     pub(crate) fn failure(self) -> Option<FailureOf> {
         match self {
-            Self::ConnectFailed(_)
+            Self::BadAnswer
+            | Self::ConnectFailed(_)
             | Self::Denied(
                 Refusal::NoBackend
                 | Refusal::QueueFull
@@ -158,6 +166,7 @@ impl fmt::Display for SessionEnd {
             Self::ClientEof => f.write_str("client_eof"),
             Self::UpstreamEof => f.write_str("upstream_eof"),
             Self::Answered => f.write_str("answered"),
+            Self::BadAnswer => f.write_str("bad_answer"),
             Self::Idle => f.write_str("idle"),
             Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
             Self::MaxSession => f.write_str("max_session"),

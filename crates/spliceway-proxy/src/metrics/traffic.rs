@@ -351,6 +351,11 @@ impl Traffic {
         self.ledger().ended.up.copy += bytes;
     }
 
+    /// Counts bytes that a session's client received before the relay started.
+    pub(crate) fn received_ahead(&self, bytes: u64) {
+        self.ledger().ended.down.copy += bytes;
+    }
+
     /// Counts a dropped datagram that belongs to no session.
     pub(crate) fn datagram_dropped(&self, reason: Dropped) {
         self.strays.dropped(reason);

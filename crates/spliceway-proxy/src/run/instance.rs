@@ -155,7 +155,7 @@ impl Instance {
     pub(super) async fn plan(&self, mut settings: Settings) -> Result<Plan, CannotRun> {
         let drains = self.drains.load(Ordering::Relaxed);
         let before = self.indices(&settings);
-        self.continue_users(&mut settings, &before);
+        self.continue_parts(&mut settings, &before);
         // The services share these descriptors evenly. The divisor is a power of two, so that few
         // new services change the share of the others.
         let shares = Descriptors::divide(self.process.descriptors, 0);
@@ -214,19 +214,14 @@ impl Instance {
         settings.services.iter().map(index).collect()
     }
 
-    /// Keeps the users whose text is unchanged, because they know which passwords are right.
-    fn continue_users(&self, settings: &mut Settings, before: &[Option<usize>]) {
+    /// Keeps what is equal in the services that were read again.
+    fn continue_parts(&self, settings: &mut Settings, before: &[Option<usize>]) {
         for (service, before) in settings.services.iter_mut().zip(before) {
-            let Some(before) = self.before(*before).map(|before| before.service) else {
-                continue;
-            };
-            // A service that was not read again is shared, and has its users.
-            if !Arc::ptr_eq(service, before)
+            // A service that was not read again is shared, and cannot be changed.
+            if let Some(before) = self.before(*before)
                 && let Some(service) = Arc::get_mut(service)
-                && let (Some(users), Some(before)) = (&mut service.users, &before.users)
-                && users.are_unchanged(before)
             {
-                *users = Arc::clone(before);
+                build::continue_parts(service, before.service);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Connects a client whose request is known: dials its target, and answers the client.
 
 mod backends;
-mod departure;
 mod exchange;
 mod socks;
 mod starttls;
@@ -9,20 +8,23 @@ mod starttls;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use spliceway::RateLimit;
+use spliceway::{Direction, RateLimit};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 use super::admit::{Addresses, Admitted};
 use super::client::Client;
+use super::departure::{Finish, departed};
 use super::guard::Guard;
 use super::handshake::ClientRequest;
 use super::kept::{HttpTarget, Kept};
 use super::linger::lingering_close;
 use super::next_request::{Ended, send_and_stay};
+use super::rate_wait::wait_for_rate;
 use super::relay::{Begin, Ends, Exchange};
 use super::service::Service;
 use crate::access::admission::Dial;
+use crate::access::rates::SessionRates;
 use crate::kit::client_key::ClientKey;
 use crate::kit::first_poll::in_own_task;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -32,8 +34,7 @@ use crate::net::stream::Stream;
 use crate::reach::dial::{DialRequest, Dialed, Passage, TlsRequest};
 use crate::settings::Kind;
 use crate::tls::client::PeerName;
-use departure::{Finish, departed};
-use exchange::{Awaited, NoAnswer, Patience};
+use exchange::{Awaited, Bounds, NoAnswer};
 use spliceway_protocol::http::{self, Body, Followed, Remaining};
 use spliceway_protocol::socks5::UNSPECIFIED;
 use spliceway_protocol::{Command, Failure, proxy};
@@ -51,6 +52,10 @@ pub(super) struct Connecting {
     pub(super) header: Option<proxy::Version>,
     /// The number of bytes that the target has received before the relay starts.
     pub(super) ahead: u64,
+    /// The buckets of the session, once it has waited for them.
+    pub(super) rates: SessionRates,
+    /// The number of bytes from the client that the buckets have counted.
+    pub(super) charged: u64,
     /// The services of this program that the client has passed.
     pub(super) hops: Hops,
     /// What the connection keeps from one HTTP request to the next.
@@ -66,6 +71,41 @@ pub(super) struct Connecting {
 impl Connecting {
     pub(super) fn command(&self) -> Command {
         self.request.request.command
+    }
+
+    /// Waits until the limits on bytes from the client let those pass that were read. Many sessions
+    /// consist only of a request and the head of an answer, which no relay reads.
+    pub(super) async fn wait_for_rates(&mut self, guard: &Guard) -> Result<(), Outcome> {
+        let (client, service) = (self.client_ip(), &self.service);
+        let own = || service.rates.of_session(client);
+        let own = if self.request.body.is_some() || self.kept.is_some() {
+            // All requests of a connection share its buckets.
+            let kept = self.kept.get_or_insert_default();
+            kept.rates.get_or_insert_with(own).clone()
+        } else {
+            own()
+        };
+        self.rates = guard.user_rates(own);
+        if self.rates.incoming.is_some() || self.rates.outgoing.is_some() {
+            guard.limit();
+        }
+        let buffered = match self.request.body {
+            // After the body, the buffer may have the next request.
+            Some(body) => Remaining::from(body).take(self.client.buffer()).unwrap_or(0),
+            None => self.client.buffer().len(),
+        };
+        let bytes = self.request.head.len() + buffered;
+        let client = (&self.client, self.finish());
+        wait_for_rate(&self.rates, Direction::AToB, bytes, client, guard).await?;
+        self.charged = bytes as u64;
+        Ok(())
+    }
+
+    /// Counts the bytes from the client for which the session has not waited. `up` has those that
+    /// the target does not have yet.
+    fn charge_rest(&self, up: &[u8]) {
+        let bytes = up.len() as u64 + self.ahead;
+        charge(&self.rates.incoming, bytes.saturating_sub(self.charged));
     }
 
     /// Connects to the target.
@@ -249,15 +289,24 @@ impl Connecting {
         }
         let first_bytes = self.first_bytes();
         dialed.is_new = false;
-        let patience = Patience {
+        let bounds = Bounds {
             idle: self.service.settings.timeouts.idle,
             half_closed: self.service.settings.timeouts.half_close,
+            rates: &self.rates,
+            guard,
         };
-        let sent = |bytes| guard.sent_ahead(bytes);
         let service = &self.service;
-        let answer = Awaited::new(request, || service.keeps_clients());
-        match exchange::exchange(&first_bytes, sent, answer, dialed, &mut self.client, patience).await {
+        let answer = Awaited::new(request, &first_bytes, || service.keeps_clients());
+        match exchange::exchange(answer, dialed, &mut self.client, bounds).await {
             Ok(answer) => {
+                let bytes = answer.heads.len()
+                    + match answer.followed.body {
+                        // The relay reads these bytes again, within the limit.
+                        Remaining::Chunks(_) => 0,
+                        Remaining::Bytes(_) | Remaining::UntilClose => answer.body.len(),
+                    };
+                let client = (&self.client, Finish::Waits);
+                wait_for_rate(&self.rates, Direction::BToA, bytes, client, guard).await?;
                 self.ahead = first_bytes.len() as u64;
                 dialed.early = answer.body;
                 if answer.followed.has_switched {
@@ -275,13 +324,14 @@ impl Connecting {
             Err(NoAnswer::Left(left)) => Err(left),
             Err(NoAnswer::Client(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
             Err(NoAnswer::Target { error, .. }) => {
-                let reset = || Outcome::because(SessionEnd::ResetByUpstream, &error);
-                let outcome = Outcome::refused(&error).unwrap_or_else(reset);
-                Err(self.refuse(Failure::General, outcome).await)
+                Err(self.refuse(Failure::General, Outcome::of_upstream(&error)).await)
             }
             Err(NoAnswer::Eof | NoAnswer::Cut) => {
                 Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await)
             }
+            // The client may have a part of an interim answer, so another answer would not be
+            // clear.
+            Err(NoAnswer::Unread) => Err(SessionEnd::Idle.into()),
             Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
             Err(NoAnswer::Idle) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
         }
@@ -343,21 +393,19 @@ impl Connecting {
     }
 
     /// Returns both ends of a relay without an end that is known before.
-    pub(super) fn into_ends(mut self, mut dialed: Dialed, guard: &Guard) -> Ends {
+    pub(super) fn into_ends(mut self, dialed: Dialed) -> Ends {
         let mut up = self.first_bytes();
         up.extend_from_slice(self.client.buffer());
-        let mut down = self.answer.take().map_or_else(Vec::new, |(heads, _)| heads);
-        down.append(&mut dialed.early);
-        let rates = match self.kept.as_mut().and_then(|kept| kept.rates.take()) {
-            Some(rates) => rates,
-            None => self.service.rates.of_session(self.client_ip()),
-        };
-        let rates = guard.user_rates(rates);
-        // Many sessions consist only of requests and answer heads, so these bytes count, too.
-        charge(&rates.incoming, up.len() as u64 + self.ahead);
-        charge(&rates.outgoing, down.len() as u64);
+        self.charge_rest(&up);
+        let mut down = dialed.early;
+        if let Some((heads, _)) = self.answer {
+            // The session has waited for these bytes.
+            down.splice(..0, heads);
+        } else {
+            charge(&self.rates.outgoing, down.len() as u64);
+        }
         Ends {
-            rates,
+            rates: self.rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
             begin: Begin::New {
@@ -369,7 +417,7 @@ impl Connecting {
     }
 
     /// Returns both ends of an HTTP request, of which at least the head was read.
-    pub(super) async fn into_exchange(mut self, dialed: Dialed, guard: &Guard) -> Result<Box<Exchange>, Ended> {
+    pub(super) async fn into_exchange(mut self, dialed: Dialed) -> Result<Box<Exchange>, Ended> {
         let Some((request, body)) = self.request.exchange.zip(self.request.body) else {
             unreachable!("only a request of HTTP has a body");
         };
@@ -386,16 +434,7 @@ impl Connecting {
         };
         up.extend_from_slice(&self.client.buffer()[..here]);
         self.client.consume(here);
-        let kept = self.kept.get_or_insert_default();
-        let service = &self.service;
-        let own = kept.rates.get_or_insert_with(|| {
-            service
-                .rates
-                .of_session(self.addresses.client.map(|client| client.ip()))
-        });
-        let rates = guard.user_rates(own.for_request());
-        // Many sessions consist only of requests and answer heads, so these bytes count, too.
-        charge(&rates.incoming, up.len() as u64 + self.ahead);
+        self.charge_rest(&up);
         let target = HttpTarget {
             stream: dialed.stream,
             name: self.request.request.target,
@@ -415,7 +454,7 @@ impl Connecting {
         Ok(Box::new(Exchange {
             admitted,
             target,
-            rates,
+            rates: self.rates,
             request,
             up,
             rest,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary, RelayWaits, Waits};
+use spliceway::{CancelHandle, Direction, DirectionSummary, RelayStats, RelaySummary, RelayWaits, Waits};
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 use tokio::sync::oneshot;
@@ -309,7 +309,17 @@ impl Facts {
         self.waited = Some(Box::new(self.waits()));
     }
 
-    /// Returns the waits of all relays of this session so far.
+    /// Adds a wait for a rate limit before the first relay.
+    pub(super) fn add_rate_wait(&mut self, direction: Direction, time: Duration) {
+        let waited = self.waited.get_or_insert_default();
+        let waits = match direction {
+            Direction::AToB => &mut waited.a_to_b,
+            Direction::BToA => &mut waited.b_to_a,
+        };
+        waits.rate_limit += time;
+    }
+
+    /// Returns the waits of all relays of this session so far, and those before the first one.
     pub(super) fn waits(&self) -> RelayWaits {
         let mut waits = match &self.phase {
             Phase::Relay(stats, _) => stats.waits(),

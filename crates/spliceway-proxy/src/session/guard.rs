@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::{CancelHandle, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, Direction, RelayStats, RelaySummary};
 use spliceway_protocol::address::Target;
 
 use super::facts::{HandoverState, Phase, Session, add};
@@ -242,12 +242,36 @@ impl Guard {
         self.service.traffic.sent_ahead(bytes);
     }
 
+    /// Counts bytes that the client received before the relay started.
+    pub(super) fn received_ahead(&self, bytes: u64) {
+        let mut facts = self.session.facts();
+        let before = &mut facts.before.get_or_insert_default().b_to_a;
+        before.bytes += bytes;
+        before.copied += bytes;
+        if let Some(account) = &facts.account {
+            account.account().count(bytes);
+        }
+        drop(facts);
+        self.service.traffic.received_ahead(bytes);
+    }
+
+    /// Adds the time for which a rate limit held bytes back before the relay started.
+    pub(super) fn was_limited(&self, direction: Direction, time: Duration) {
+        // The record has whole milliseconds.
+        if time >= Duration::from_millis(1) {
+            self.session.facts().add_rate_wait(direction, time);
+        }
+    }
+
     /// Counts a relay from now on.
     pub(super) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
-        let before = self.counted.is_some().then(|| Box::new(self.stop_counting().0));
-        if before.is_some() {
+        let before = if self.counted.is_some() {
+            let counted = Box::new(self.stop_counting().0);
             self.session.facts().keep_waits();
-        }
+            Some(counted)
+        } else {
+            self.session.facts().before.take()
+        };
         self.counted = Some(Counted::Relay(
             self.service.traffic.enter(stats.clone(), cancel.clone()),
         ));
@@ -275,7 +299,8 @@ impl Guard {
         self.limit();
     }
 
-    fn limit(&self) {
+    /// Lets the session end once it has lasted as long as the settings allow.
+    pub(super) fn limit(&self) {
         let limit = self.service.settings.timeouts.max_session;
         self.service.process.sessions.limit(&self.session, limit);
     }

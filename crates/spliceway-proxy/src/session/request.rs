@@ -15,6 +15,7 @@ use super::linger::lingering_close;
 use super::names::request_by_name;
 use super::next_request::{Ended, send_and_stay};
 use super::service::Service;
+use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::transparent::{Interception, OwnDial};
@@ -79,6 +80,8 @@ impl Admitted {
             port_index,
             header: service.send_proxy,
             ahead: 0,
+            rates: SessionRates::default(),
+            charged: 0,
             hops,
             kept,
             unread: None,

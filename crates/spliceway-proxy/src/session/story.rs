@@ -147,16 +147,15 @@ async fn connect(mut connecting: Connecting, guard: &mut Guard) -> Result<Connec
         return Ok(Connected::Association(Box::pin(connecting.associate(guard)).await?));
     }
     match reach(&mut connecting, guard).await {
-        Ok(dialed) if connecting.has_end() => Box::pin(connecting.into_exchange(dialed, guard))
-            .await
-            .map(Connected::Request),
-        Ok(dialed) => Ok(Connected::Relay(connecting.into_ends(dialed, guard))),
+        Ok(dialed) if connecting.has_end() => Box::pin(connecting.into_exchange(dialed)).await.map(Connected::Request),
+        Ok(dialed) => Ok(Connected::Relay(connecting.into_ends(dialed))),
         Err(outcome) => Err(connecting.into_ended(outcome)),
     }
 }
 
 /// Connects to the target. If the client has sent a whole request, reads the head of the answer.
 async fn reach(connecting: &mut Connecting, guard: &mut Guard) -> Result<Dialed, Outcome> {
+    connecting.wait_for_rates(guard).await?;
     if let Some(mut dialed) = connecting.reuse(guard) {
         let is_whole = connecting.is_whole();
         if !is_whole || Box::pin(connecting.exchange(&mut dialed, true, guard)).await?.is_some() {

@@ -44,7 +44,7 @@ pub(crate) struct ServiceSettings {
     /// The targets that clients may reach.
     pub(crate) targets: TargetAccess,
     /// The targets of users who have a table of their own.
-    pub(crate) user_targets: Vec<UserTargets>,
+    pub(crate) user_targets: Arc<[UserTargets]>,
     /// Empty if certificates name no users.
     pub(crate) host_users: Arc<HostUsers>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
@@ -201,6 +201,19 @@ impl ServiceSettings {
             && !self.requires_client_certs()
             && !self.open
             && self.accept_proxy.is_none()
+    }
+
+    /// Returns whether clients may have no list of what they may reach. No client is without a list
+    /// if each of them is a user by its network, and each of these users has one.
+    pub(super) fn has_clients_without_a_list(&self) -> bool {
+        let listed = self
+            .user_targets
+            .iter()
+            .filter(|user| user.targets.rules.allow.is_some());
+        let listed: HashSet<&[u8]> = listed.map(|user| &*user.name).collect();
+        let names = self.clients.networks().map(|networks| networks.names());
+        let have_lists = names.is_some_and(|names| names.iter().all(|name| listed.contains(name.as_bytes())));
+        self.targets.rules.allow.is_none() && !(self.clients.lacks_user(None) && have_lists)
     }
 
     /// Returns whether every client needs a certificate.

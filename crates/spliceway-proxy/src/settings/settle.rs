@@ -425,7 +425,7 @@ fn settle_service(
         host_users: host_users.unwrap_or_default(),
         users,
         targets,
-        user_targets,
+        user_targets: user_targets.into(),
         auth_penalty: if has_fixed_targets {
             Duration::ZERO
         } else {
@@ -497,7 +497,7 @@ fn unchecked_names(service: &ServiceSettings) -> Option<Fault> {
 /// names yet.
 fn unlisted_names(service: &ServiceSettings) -> Option<Fault> {
     let is_guard = matches!(service.kind, Kind::Transparent(_, Naming::On));
-    (is_guard && service.targets.rules.allow.is_none()).then(|| {
+    (is_guard && service.has_clients_without_a_list()).then(|| {
         let at = service.config.names.as_ref().and_then(Value::at);
         let problem =
             "without to_allow, clients reach every name that to_deny does not refuse: list what they may reach";

@@ -64,7 +64,7 @@ impl Socket {
     }
 
     /// Waits until the list of sessions meets the condition.
-    fn await_sessions(&self, is_met: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    pub(crate) fn await_sessions(&self, is_met: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let until = Instant::now() + PATIENCE;
         loop {
             let sessions = self.sessions("");

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use crate::clients::read_head;
-use crate::harness::{Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly};
+use crate::harness::{Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly, was_reached};
 
 /// The fields and the bytes of requests whose body has 5 bytes.
 const BODIES: [(&str, &str); 2] = [
@@ -80,6 +80,182 @@ fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
             read_head(&mut client),
             "HTTP/1.1 204 No Content\r\nConnection: keep-alive\r\n\r\n"
         );
+    }
+}
+
+const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n";
+const DONE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone";
+
+/// The target sends its answer after the client has told that it has the hints.
+#[test]
+fn an_interim_answer_reaches_the_client_before_the_next_one_is_sent() {
+    for arguments in [&[][..], &["--rate-out", "1MB:client"]] {
+        let mut program = Program::proxy("http", arguments);
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        for fields in ["", "Connection: close\r\n"] {
+            write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n").unwrap();
+        }
+        let mut target = accept(&listener);
+        for connection in ["keep-alive", "close"] {
+            let up = read_head(&mut target).len();
+            for _ in 0..2 {
+                target.write_all(HINTS.as_bytes()).unwrap();
+                assert_eq!(read_head(&mut client), HINTS);
+            }
+            // These hints come together with the answer.
+            target.write_all([HINTS, DONE].concat().as_bytes()).unwrap();
+            assert_eq!(read_head(&mut client), HINTS);
+            let head = read_head(&mut client);
+            assert!(
+                head.ends_with(&format!("\r\nConnection: {connection}\r\n\r\n")),
+                "{head}"
+            );
+            assert_eq!(read_exactly(&mut client, 4), b"done");
+            if connection == "close" {
+                client.shutdown(Shutdown::Write).unwrap();
+            }
+            let (record, down) = (program.line("end=answered"), 3 * HINTS.len() + head.len() + 4);
+            assert!(
+                record.contains(&format!("bytes_up={up} bytes_down={down} ")),
+                "{record}"
+            );
+        }
+        let total = (6 * HINTS.len() + 2 * DONE.len() + "Connection: keep-alive\r\nConnection: close\r\n".len()) as u64;
+        assert_eq!(program.sum("spliceway_bytes_total", &["direction=\"down\""]), total);
+    }
+}
+
+/// The head of an interim answer may come in parts, and any number of them may come.
+#[test]
+fn interim_answers_pass_in_any_number_and_not_in_parts() {
+    let program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    // All of them together exceed the limit on a head.
+    let long = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(10_000));
+    for _ in 0..10 {
+        target.write_all(long.as_bytes()).unwrap();
+        assert_eq!(read_head(&mut client), long);
+    }
+    let (half, rest) = HINTS.split_at(30);
+    target.write_all([HINTS, half].concat().as_bytes()).unwrap();
+    assert_eq!(read_head(&mut client), HINTS);
+    target.write_all([rest, DONE].concat().as_bytes()).unwrap();
+    assert_eq!(read_head(&mut client), HINTS);
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 200 "));
+}
+
+/// The target is not read while its answers wait for the client.
+#[test]
+fn a_client_that_reads_no_interim_answer_is_idle() {
+    let mut program = Program::proxy("http", &["--idle-timeout", "300ms"]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    // The buffers of the sockets hold only a part of this.
+    let hints = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(60_000));
+    while target.write_all(hints.as_bytes()).is_ok() {}
+    program.line("end=idle");
+    let received = String::from_utf8(read_all(&client)).unwrap();
+    assert!(received.starts_with(&hints) && !received.contains(" 504 "));
+}
+
+#[test]
+fn a_client_of_http_1_0_gets_no_interim_answer() {
+    let program = Program::proxy("http", &[]);
+    for (method, fields, body) in [("GET", "", ""), ("PUT", "Content-Length: 5\r\n", "hello")] {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(client, "{method} http://{address}/ HTTP/1.0\r\n{fields}\r\n{body}").unwrap();
+        let mut target = accept(&listener);
+        read_head(&mut target);
+        read_exactly(&mut target, body.len());
+        target.write_all([HINTS, DONE].concat().as_bytes()).unwrap();
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 200 "), "{method}");
+    }
+}
+
+#[test]
+fn a_request_with_an_interim_answer_is_not_sent_again() {
+    let mut program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    let request = format!("GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n");
+    client.write_all(request.as_bytes()).unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    target.write_all(DONE.as_bytes()).unwrap();
+    read_head(&mut client);
+    read_exactly(&mut client, 4);
+    client.write_all(request.as_bytes()).unwrap();
+    read_head(&mut target);
+    target.write_all(HINTS.as_bytes()).unwrap();
+    assert_eq!(read_head(&mut client), HINTS);
+    drop(target);
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 502 "));
+    program.line("end=answered");
+    program.line("end=upstream_eof");
+    assert!(!was_reached(&listener));
+}
+
+/// The record of a request whose client got an answer of the proxy names what the target has done.
+#[test]
+fn a_record_tells_why_the_proxy_has_answered_in_place_of_the_target() {
+    let mut program = Program::proxy("http", &["--idle-timeout", "300ms"]);
+    let two_lengths = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\ndone";
+    for (fields, body) in [("", ""), BODIES[0], BODIES[1]] {
+        for (said, then, status, end) in [
+            ("", "end", 502, "end=upstream_eof"),
+            ("HTTP/1.1 200 OK\r\n", "end", 502, "end=upstream_eof"),
+            (HINTS, "end", 502, "end=upstream_eof"),
+            ("", "reset", 502, "end=reset_by_upstream"),
+            ("HTTP/1.1 200 OK\r\n", "reset", 502, "end=reset_by_upstream"),
+            // With a body, the relay ends without an answer.
+            ("", "silence", 504, "end=idle"),
+            (two_lengths, "silence", 502, "end=bad_answer cause=\"the length "),
+            (SWITCHING, "silence", 502, "end=bad_answer cause=\"the answer switches "),
+        ] {
+            if end == "end=idle" && !body.is_empty() {
+                continue;
+            }
+            let (listener, address) = listen();
+            let mut client = program.connect();
+            write!(
+                client,
+                "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
+            )
+            .unwrap();
+            let mut target = accept(&listener);
+            read_head(&mut target);
+            read_exactly(&mut target, body.len());
+            target.write_all(said.as_bytes()).unwrap();
+            match then {
+                "end" => target.shutdown(Shutdown::Write).unwrap(),
+                "reset" => {
+                    socket2::SockRef::from(&target)
+                        .set_linger(Some(std::time::Duration::ZERO))
+                        .unwrap();
+                    drop(target);
+                }
+                _ => {}
+            }
+            let mut answer = read_head(&mut client);
+            if said == HINTS {
+                assert_eq!(answer, HINTS);
+                answer = read_head(&mut client);
+            }
+            let what = format!("{fields:?}, {said:?}, {then}: {answer}");
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}");
+            drop(client);
+            let record = program.line("end=");
+            assert!(record.contains(end), "{what}: {record}");
+        }
     }
 }
 

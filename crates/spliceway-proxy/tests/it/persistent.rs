@@ -8,6 +8,8 @@ use crate::harness::{Program, accept, assert_same, is_closed, listen, pattern, r
 
 // What ends a kept connection, and what each request passes.
 mod limits;
+// Requests and answers that wait for a rate limit.
+mod rates;
 // Connections to targets that end or speak out of turn.
 mod reuse;
 // Messages that readers may end at different places.

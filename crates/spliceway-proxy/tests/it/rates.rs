@@ -1,7 +1,11 @@
+use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, Program, assert_same, connect, echo, pattern, read_all, send_and_finish};
+use crate::clients::{AGREED, GREETING, ip_request, read_head};
+use crate::harness::{
+    PATIENCE, Program, accept, assert_same, connect, echo, listen, pattern, read_all, read_exactly, send_and_finish,
+};
 
 const MB: usize = 1_000_000;
 
@@ -54,5 +58,60 @@ fn rates_hold_per_scope_and_bytes_are_spliced() {
         assert!(took < least + PATIENCE / 2, "{rates}: {clients} took {took:?}");
         let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
         assert!(spliced >= (95 * 2 * clients * MB / 100) as u64, "{spliced}");
+    }
+}
+
+/// The limit owes what a session has used, and the next session of the same client waits for it.
+#[test]
+fn many_short_sessions_pass_no_faster_than_the_rate_of_their_client() {
+    const RATE: usize = 20_000;
+    const SESSIONS: usize = 20;
+    let bytes = pattern(4, 600);
+    for (kind, argument, rate) in [
+        ("forward", "--rate-out", "20KB:client"),
+        ("forward", "--rate-in", "20KB"),
+        ("socks5", "--rate-out", "20KB"),
+        ("socks5", "--rate-in", "20KB:client"),
+        ("http", "--rate-out", "20KB:client"),
+        ("http", "--rate-in", "20KB:client"),
+    ] {
+        let (listener, address) = listen();
+        let program = match kind {
+            "forward" => Program::forward(address, &[argument, rate]),
+            kind => Program::proxy(kind, &[argument, rate]),
+        };
+        let is_out = argument == "--rate-out";
+        let started = Instant::now();
+        for _ in 0..SESSIONS {
+            let mut client = program.connect();
+            let mut request = match kind {
+                "socks5" => {
+                    client.write_all(&GREETING).unwrap();
+                    assert_eq!(read_exactly(&mut client, 2), AGREED);
+                    ip_request(address)
+                }
+                "http" => format!("CONNECT {address} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes(),
+                _ => Vec::new(),
+            };
+            if !is_out {
+                // The first bytes come together with the request.
+                request.extend(&bytes);
+            }
+            client.write_all(&request).unwrap();
+            let mut target = accept(&listener);
+            match kind {
+                "socks5" => drop(read_exactly(&mut client, 10)),
+                "http" => drop(read_head(&mut client)),
+                _ => {}
+            }
+            if is_out {
+                target.write_all(&bytes).unwrap();
+                assert_same(&read_exactly(&mut client, bytes.len()), &bytes);
+            } else {
+                assert_same(&read_exactly(&mut target, bytes.len()), &bytes);
+            }
+        }
+        let (took, before) = (started.elapsed(), (SESSIONS - 1) * bytes.len());
+        assert!(took >= least(before, RATE), "{kind} {argument}: {took:?}");
     }
 }

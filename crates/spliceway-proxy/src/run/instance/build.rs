@@ -278,6 +278,22 @@ fn dialer(
     Dialer::new(service.dial.clone(), policy, transient)
 }
 
+/// Keeps the parts of the settings before that are equal. Users know which passwords are right, and
+/// millions of rules would be in memory twice: in the service that continues, and in its settings.
+pub(super) fn continue_parts(service: &mut ServiceSettings, before: &ServiceSettings) {
+    if let (Some(users), Some(before)) = (&mut service.users, &before.users)
+        && users.are_unchanged(before)
+    {
+        *users = Arc::clone(before);
+    }
+    if service.targets == before.targets {
+        service.targets = before.targets.clone();
+    }
+    if service.user_targets == before.user_targets {
+        service.user_targets = Arc::clone(&before.user_targets);
+    }
+}
+
 /// Returns whether sessions of the service would have the same rules.
 pub(super) fn is_unchanged(settings: &Settings, service: &Arc<ServiceSettings>, before: &Before<'_>) -> bool {
     if Arc::ptr_eq(service, before.service) && settings.sessions == before.settings.sessions {
@@ -325,4 +341,36 @@ fn relays(settings: &SessionSettings) -> RelayOptions {
         .pass_resets(true)
         .idle_timeout(settings.timeouts.idle)
         .half_close_timeout(settings.timeouts.half_close)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Given, Source};
+
+    /// Reads a service whose clients may reach these targets.
+    fn read(allowed: &str) -> ServiceSettings {
+        let path = std::env::temp_dir().join(format!("spliceway-parts-{}.toml", std::process::id()));
+        let text = format!(
+            "[[client]]\nname = \"a\"\nfrom = \"10.0.0.0/8\"\nto_allow = \"{allowed}\"\n\
+             [[service]]\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\nclients = \"optional\"\nto_allow = \"{allowed}\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let mut settings = Source::Files(path.clone()).settings(Given::default()).unwrap();
+        std::fs::remove_file(path).unwrap();
+        Arc::into_inner(settings.services.remove(0)).unwrap()
+    }
+
+    #[test]
+    fn equal_rules_are_in_memory_once_after_a_reload() {
+        let before = read("a.example");
+        let lists = |service: &ServiceSettings| service.targets.rules.allow.clone().unwrap();
+        for (allowed, is_shared) in [("a.example", true), ("b.example", false)] {
+            let mut service = read(allowed);
+            assert!(!lists(&service).shares_a_list_with(&lists(&before)));
+            continue_parts(&mut service, &before);
+            assert_eq!(Arc::ptr_eq(&service.user_targets, &before.user_targets), is_shared);
+            assert_eq!(lists(&service).shares_a_list_with(&lists(&before)), is_shared);
+        }
+    }
 }

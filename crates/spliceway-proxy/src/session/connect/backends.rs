@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::departure::departed;
 use super::{Connecting, protocol_of_client};
 use crate::kit::outcome::Outcome;
 use crate::reach::balance::{Balancer, NotConnected, Tries};
 use crate::reach::dial::{Destination, Dialed};
+use crate::session::departure::departed;
 use crate::session::guard::Guard;
 
 impl Connecting {

@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 
 use tokio::time::Instant;
 
-use super::departure::departed;
 use super::{Connecting, lingering_close};
 use crate::kit::outcome::{ConnectFailure, Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::reach::dial::Dialed;
 use crate::session::bind::{AcceptError, Binding, Expected};
+use crate::session::departure::departed;
 use crate::session::destinations::ClientDestinations;
 use crate::session::guard::Guard;
 use crate::session::udp::associate::{self, Associated};

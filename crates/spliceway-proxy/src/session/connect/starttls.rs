@@ -6,10 +6,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::Connecting;
-use super::departure::{Finish, departed};
 use crate::kit::outcome::{ConnectFailure, Outcome, SessionEnd};
 use crate::kit::tls_failure::TlsFailure;
 use crate::reach::dial::Dialed;
+use crate::session::departure::{Finish, departed};
 use crate::session::guard::Guard;
 use spliceway_protocol::sniff::POSTGRES_TLS;
 

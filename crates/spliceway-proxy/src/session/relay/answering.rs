@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use spliceway::{CancelHandle, RelayStats};
 use tokio::io::{AsyncRead, ReadBuf};
 
+use crate::kit::outcome::{Outcome, SessionEnd};
 use spliceway_protocol::Failure;
 use spliceway_protocol::http::{self, Answer, Followed, Malformed};
 
@@ -55,7 +56,24 @@ pub(super) struct Upload {
 #[derive(Default)]
 struct Left {
     followed: Option<Followed>,
+    failure: Option<Failed>,
     put_back: Vec<u8>,
+}
+
+/// How a target failed before the head of its answer was complete.
+pub(super) enum Failed {
+    Eof,
+    Error(io::Error),
+}
+
+impl Failed {
+    /// Returns how the session of the request ended.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Eof => SessionEnd::UpstreamEof.into(),
+            Self::Error(error) => Outcome::of_upstream(error),
+        }
+    }
 }
 
 impl Upload {
@@ -72,6 +90,11 @@ impl Upload {
     /// Returns what is left of the answer after the relay was cancelled.
     pub(super) fn take_followed(&self) -> Option<Followed> {
         self.left.lock().followed.take()
+    }
+
+    /// Returns how the target failed, if the client got an answer of the proxy in its place.
+    pub(super) fn take_failure(&self) -> Option<Failed> {
+        self.left.lock().failure.take()
     }
 
     /// Keeps bytes that the client has sent after its request.
@@ -158,9 +181,9 @@ impl<R, K: Fn() -> bool> Answering<R, K> {
         };
     }
 
-    /// Answers in place of a target whose connection ended before the head of its answer was
-    /// complete.
-    fn end(&mut self) {
+    /// Answers in place of a target that failed before the head of its answer was complete.
+    fn fail(&mut self, failure: Failed) {
+        self.upload.left.lock().failure = Some(failure);
         self.ready = http::failed(Failure::General);
         self.state = State::Early(Followed::LAST);
     }
@@ -202,8 +225,8 @@ impl<R: AsyncRead + Unpin, K: Fn() -> bool + Unpin> AsyncRead for Answering<R, K
             }
             let before = buf.filled().len();
             match ready!(Pin::new(&mut this.target).poll_read(cx, buf)) {
-                Err(_) if matches!(this.state, State::Head(..)) => {
-                    this.end();
+                Err(error) if matches!(this.state, State::Head(..)) => {
+                    this.fail(Failed::Error(error));
                     continue;
                 }
                 result => result?,
@@ -216,7 +239,7 @@ impl<R: AsyncRead + Unpin, K: Fn() -> bool + Unpin> AsyncRead for Answering<R, K
                     buf.set_filled(before + body);
                     return Poll::Ready(Ok(()));
                 }
-                State::Head(..) if read.is_empty() => this.end(),
+                State::Head(..) if read.is_empty() => this.fail(Failed::Eof),
                 State::Head(..) => {
                     let read = read.to_vec();
                     buf.set_filled(before);

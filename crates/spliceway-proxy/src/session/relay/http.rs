@@ -12,7 +12,7 @@ use spliceway::{EndReason, Engine, Operation, Peer, RelayError, RelayOptions, Re
 use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio::time::Instant;
 
-use super::answering::{Answering, Upload};
+use super::answering::{Answering, Failed, Upload};
 use super::ends::{new_relay, options, pass_truncations};
 use super::plain::pass_reset;
 use super::request_body::RequestBody;
@@ -61,9 +61,12 @@ impl Exchange {
         let is_in_chunks = matches!(self.rest, Remaining::Chunks(_));
         let guard = &mut record.guard;
         let (answer, early) = (self.answer.take(), std::mem::take(&mut self.early));
-        let (answered, early) = match answer {
-            Some(answer) => (Ok(answer), early),
-            None => (self.send_request(&early, &options, guard).await, Vec::new()),
+        let (answered, failed, early) = match answer {
+            Some(answer) => (Ok(answer), None, early),
+            None => {
+                let (answered, failed) = self.send_request(&early, &options, guard).await;
+                (answered, failed, Vec::new())
+            }
         };
         let (followed, ended) = match answered {
             Ok((heads, followed)) => self.read_answer(heads, &early, followed, options, guard).await,
@@ -74,17 +77,21 @@ impl Exchange {
             return self.finish(&followed, record).await;
         }
         let (client, target) = (self.admitted.client.into_inner(), self.target.stream);
-        close(client, target, is_in_chunks, ended, record).await.into()
+        let outcome = close(client, target, is_in_chunks, ended, record).await;
+        match failed {
+            Some(failed) if outcome.end != SessionEnd::Drained => failed.outcome().into(),
+            _ => outcome.into(),
+        }
     }
 
     /// Relays the request and the head of its answer. Returns what follows the head if another
-    /// relay can continue.
+    /// relay can continue, and how the target failed if the client got an answer of the proxy.
     async fn send_request(
         &mut self,
         early: &[u8],
         options: &RelayOptions,
         guard: &mut Guard,
-    ) -> Result<(Vec<u8>, Followed), RelayEnd> {
+    ) -> (Result<(Vec<u8>, Followed), RelayEnd>, Option<Failed>) {
         let upload = Arc::new(Upload::default());
         let sending = Sending {
             client: self.admitted.client.get_mut(),
@@ -102,13 +109,14 @@ impl Exchange {
             }
             Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
         };
-        match (ended, upload.take_followed()) {
+        let answered = match (ended, upload.take_followed()) {
             (Ok(_), Some(followed)) => {
                 self.admitted.client.put_back(upload.take_put_back());
                 Ok((Vec::new(), followed))
             }
             (ended, _) => Err(ended),
-        }
+        };
+        (answered, upload.take_failure())
     }
 
     /// Relays the rest of the answer and reads no further bytes from the client. Returns what is
@@ -121,10 +129,6 @@ impl Exchange {
         options: RelayOptions,
         guard: &mut Guard,
     ) -> (Followed, RelayEnd) {
-        if let Some(limit) = &self.rates.outgoing {
-            // Many sessions consist only of requests and answer heads, so these bytes count, too.
-            limit.charge((heads.len() + early.len()) as u64);
-        }
         let options = options.a_to_b_limit(0);
         let client = self.admitted.client.get_mut();
         let answer = (heads, early, followed);
@@ -137,7 +141,10 @@ impl Exchange {
 
     /// Ends a request whose answer is complete.
     async fn finish(mut self, followed: &Followed, record: &mut Record) -> Ended {
-        let outcome = Outcome::from(SessionEnd::Answered);
+        let outcome = match followed.refused {
+            None => Outcome::from(SessionEnd::Answered),
+            Some(why) => Outcome::because(SessionEnd::BadAnswer, &why.as_str()),
+        };
         if !followed.keeps_client || record.guard.is_closed() {
             drop(self.target);
             let limit = record.guard.service().settings.timeouts.half_close;

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use spliceway::{Mirror, Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,6 +18,7 @@ use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 use crate::session::byte_counter::{ByteCounter, ByteSource, poll_counted};
 use crate::session::handover::{Offer, Suspended};
+use crate::session::linger::linger;
 use crate::session::record::Record;
 use crate::session::step::Step;
 
@@ -50,12 +52,27 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
         match &ended {
             Err(error) if error.peer() == Peer::A => pass_reset(client, upstream).await,
             Err(_) => pass_reset(upstream, client).await,
-            Ok(_) => drop((client, upstream)),
+            Ok(_) => {
+                drop(client);
+                let limit = record.guard.service().settings.timeouts.half_close;
+                linger_below(upstream, limit).await;
+            }
         }
         drop(rates);
         record.end(ended.into());
         None
     })
+}
+
+/// Lets a proxy behind TLS have the last bytes for a target behind TLS. The target announces its
+/// end before the proxy does. A close would answer the announcement of the proxy with a reset, and
+/// the reset would remove what the socket has not yet sent.
+async fn linger_below(upstream: Stream, limit: Option<Duration>) {
+    if let Stream::Tls(target) = upstream
+        && let proxy @ Stream::Tls(_) = target.into_socket()
+    {
+        linger(&mut proxy.into_socket(), limit).await;
+    }
 }
 
 /// Resets an end that speaks TLS after the other one has failed, unless the end knows that it has

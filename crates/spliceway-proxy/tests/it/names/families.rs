@@ -80,6 +80,10 @@ fn an_address_that_changed_is_followed_whatever_aaaa_says() {
             assert!(Instant::now() < until, "{name}: the address stays");
             let_pass(Duration::from_millis(20));
         }
-        program.line("a part of the lookup of a name failed");
+        // The first lookup may fail before the service listens.
+        let warning = "a part of the lookup of a name failed";
+        if program.lines_with(warning) == 0 {
+            program.line(warning);
+        }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::thread;
+
+use rustls::{ServerConnection, StreamOwned};
 
 use super::client::Pair;
 use super::server::{ANY, Authority, Server, Speaks};
@@ -76,6 +79,51 @@ fn a_chain_of_proxies_and_a_target_may_all_speak_tls() {
         assert_same(&read_all(&client), &pattern(2, LARGE));
     });
     assert!(program.line("bytes_up=").contains("target_tls="));
+}
+
+/// TLS in TLS, at the end of the proxy and the target.
+type Nested = StreamOwned<ServerConnection, StreamOwned<ServerConnection, TcpStream>>;
+
+fn accept_nested(proxy: &Server, target: &Server) -> Nested {
+    let serve = |server: &Server| ServerConnection::new(Arc::clone(&server.config)).unwrap();
+    let mut outer = StreamOwned::new(serve(proxy), accept(&proxy.listener));
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        outer.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    assert!(head.starts_with(b"CONNECT "), "{head:?}");
+    outer.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+    outer.flush().unwrap();
+    StreamOwned::new(serve(target), outer)
+}
+
+#[test]
+fn a_proxy_that_speaks_after_the_end_of_the_target_loses_no_byte() {
+    const UP: usize = 256 << 10;
+    let authority = Authority::new("Test CA");
+    let [proxy, target] = [(); 2].map(|()| Server::new(&authority.issue(&["127.0.0.1"])));
+    // The proxy reads little, so that the last bytes wait in the program's socket.
+    socket2::SockRef::from(&proxy.listener)
+        .set_recv_buffer_size(4096)
+        .unwrap();
+    let url = format!("https://{}", proxy.address);
+    let program = super::originate::forward(&[&target.target()], &authority.file(), &["-x", &url]);
+    let client = program.connect();
+    let mut nested = accept_nested(&proxy, &target);
+    nested.write_all(b"answer").unwrap();
+    nested.conn.send_close_notify();
+    nested.flush().unwrap();
+    assert_eq!(read_all(&client), b"answer");
+    // More than the program reads of TLS at once, so its socket has unread bytes.
+    nested.sock.write_all(&[0; 32 << 10]).unwrap();
+    nested.sock.flush().unwrap();
+    send_and_finish(&client, &pattern(1, UP));
+    program.await_sum("spliceway_bytes_total", &["direction=\"up\""], UP as u64);
+    let mut received = Vec::new();
+    nested.read_to_end(&mut received).unwrap();
+    assert_same(&received, &pattern(1, UP));
 }
 
 #[test]

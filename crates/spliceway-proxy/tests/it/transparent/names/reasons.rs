@@ -183,6 +183,23 @@ fn names_without_an_allow_list_are_a_warning() {
     assert!(check("names = true"));
     assert!(!check("names = true\nto_allow = \"good.test\""));
     assert!(!check("names_learn = true"));
+    // Whoever is served has a list.
+    let client = |name: &str, network: &str, list: &str| {
+        format!("[[client]]\nname = \"{name}\"\nfrom = \"{network}\"\n{list}\n")
+    };
+    let build = client("build", "10.1.0.0/16", "to_allow = \"good.test\"");
+    let (listed, unlisted) = (
+        client("ci", "10.2.0.0/16", "to_allow = \"*.test\""),
+        client("ci", "10.2.0.0/16", ""),
+    );
+    for (clients, other, is_warned) in [
+        ("required", &listed, false),
+        ("required", &unlisted, true),
+        ("optional", &listed, true),
+    ] {
+        let rules = format!("names = true\nclients = \"{clients}\"\n{build}{other}");
+        assert_eq!(check(&rules), is_warned, "{rules}");
+    }
     let mut program = Program::start(&["transparent", "-l", "127.0.0.1:0", "--names", "--to-deny", "evil.test"]);
     let lines = program.lines_so_far();
     assert!(
