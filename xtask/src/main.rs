@@ -110,6 +110,11 @@ const TASKS: &[Task] = &[
         ],
     },
     Task {
+        name: "guest",
+        purpose: "the tests in other kernels, by emulation; see `guest --help`",
+        steps: &[step("cargo run --package spliceway-guest -- …")],
+    },
+    Task {
         name: "bench",
         purpose: "measures spliceway and its peers: `field`, `lab`, `tls`, `validate`, `report`; see `bench --help`",
         steps: &[

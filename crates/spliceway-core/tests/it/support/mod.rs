@@ -101,6 +101,13 @@ pub(crate) fn reset(socket: TcpStream) {
     drop(OwnedFd::from(socket));
 }
 
+/// Returns the first two numbers of the kernel's version.
+pub(crate) fn linux_version() -> (u32, u32) {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
 /// Waits until `poll(2)` reports any of `events` for `fd`. It also reports `ERR` and `HUP`, which
 /// need no request. Returns the reported events.
 pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {

@@ -78,7 +78,8 @@ fn a_short_count_before_a_broken_connection_raises_no_sigpipe() {
             let Fill::Moved(inside) = pipe.fill_from(&file).unwrap() else {
                 panic!("a file has bytes")
             };
-            assert!(inside > 512 << 10, "{inside}");
+            // This is several batches. A file in memory fills less than 512 KiB of the pipe.
+            assert!(inside > 256 << 10, "{inside}");
             drop(peer);
             // The peer's reset is the answer to the first bytes.
             let mut broken = false;

@@ -184,7 +184,11 @@ async fn a_peek_offset_does_not_hide_the_bytes_for_a_full_pipe() {
     const BYTES: u64 = 512 * KIB;
     for engine in ENGINES {
         let (mut near, mut source) = tcp().await;
-        set_option(&source, SocketOption::PeekOffset, 1 << 30).unwrap();
+        if let Err(error) = set_option(&source, SocketOption::PeekOffset, 1 << 30) {
+            assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()));
+            println!("skipped: TCP has SO_PEEK_OFF since Linux 6.9");
+            return;
+        }
         let (mut sink, mut receiver) = pipe::pipe().unwrap();
         let copy = tokio::spawn(async move {
             let pool = PipePool::new(limits());
