@@ -32,7 +32,7 @@ impl Server {
         match self {
             Self::Go => go_relay().as_ref().err().cloned(),
             Self::Haproxy => unless_installed("haproxy"),
-            Self::Nginx => unless_installed("nginx"),
+            Self::Nginx => unless_installed("nginx").or_else(|| nginx_module().err().map(|why| why.to_string())),
             Self::Spliceway | Self::SplicewayNoLog | Self::SplicewayBefore => {
                 self.spliceway().err().map(|error| error.to_string())
             }
@@ -207,7 +207,14 @@ pub(crate) fn nginx_module() -> io::Result<String> {
         .split_whitespace()
         .find_map(|option| option.strip_prefix("--modules-path="))
         .ok_or_else(|| io::Error::other("nginx does not say where its modules are"))?;
-    Ok(format!("load_module {folder}/ngx_stream_module.so;\n"))
+    let module = format!("{folder}/ngx_stream_module.so");
+    match Path::new(&module).is_file() {
+        true => Ok(format!("load_module {module};\n")),
+        // Without this check, nginx would end with status 1 and no reason.
+        false => Err(io::Error::other(format!(
+            "there is no {module} (Debian package libnginx-mod-stream)"
+        ))),
+    }
 }
 
 pub(crate) fn unless_installed(program: &str) -> Option<String> {
