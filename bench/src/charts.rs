@@ -83,7 +83,7 @@ fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>>
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |percent: u32| {
             let measured = results.load(&format!("F1 bulk at {percent} %"), "rack")?;
-            let fault = measured.unreliable(Figure::Latency(0.9), name);
+            let fault = measured.added_fault(name, 0.9);
             Some((
                 f64::from(percent),
                 measured.added(name, 0.9).filter(|_| fault.is_none())?.value,

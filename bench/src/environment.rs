@@ -15,6 +15,34 @@ pub(crate) struct Environment {
     pub(crate) peers: BTreeMap<String, String>,
 }
 
+/// Where a row comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    /// The commit that was measured. It is empty if the run's own origin applies.
+    pub(crate) commit: String,
+    pub(crate) date: String,
+    pub(crate) machine: String,
+}
+
+impl Origin {
+    /// Returns the commit that is checked out, today's date, and this machine. A part that cannot
+    /// be found out is empty.
+    pub(crate) fn now() -> Self {
+        let said = |program: &str, arguments: &[&str]| {
+            let said = Command::new(program).args(arguments).output();
+            said.map_or_else(
+                |_| String::new(),
+                |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+            )
+        };
+        Self {
+            commit: said("git", &["rev-parse", "--short", "HEAD"]),
+            date: said("date", &["-u", "-I"]),
+            machine: machine::describe(),
+        }
+    }
+}
+
 const CRATES: [&str; 4] = ["tokio", "realm_io", "tokio-splice", "tokio-splice2"];
 
 /// Each program with the argument that prints its version, on standard output or standard error.

@@ -8,7 +8,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 use clap::Args;
@@ -16,7 +15,7 @@ use clap::Args;
 use spliceway_machine as machine;
 
 use crate::contender::{self, AGAIN, OURS, REFERENCE};
-use crate::environment::Environment;
+use crate::environment::{Environment, Origin};
 use crate::figures::Figures;
 use crate::load::{self, Load, Profile};
 use crate::meter::undisturbed;
@@ -121,7 +120,7 @@ impl Run<'_> {
                     measured.rounds(),
                     began.elapsed().as_secs_f64()
                 );
-                measured.commit = commit();
+                measured.origin = Origin::now();
                 self.results.loads.push(measured);
                 self.write()?;
             }
@@ -181,12 +180,12 @@ impl Run<'_> {
 
     /// Adds tables to the results.
     fn add(&mut self, figures: Vec<Figures>, to: fn(&mut Results) -> &mut Vec<Figures>) -> io::Result<()> {
-        let commit = commit();
-        let of_commit = figures.into_iter().map(|one| Figures {
-            commit: commit.clone(),
+        let origin = Origin::now();
+        let of_now = figures.into_iter().map(|one| Figures {
+            origin: origin.clone(),
             ..one
         });
-        to(&mut self.results).extend(of_commit);
+        to(&mut self.results).extend(of_now);
         self.write()
     }
 
@@ -277,9 +276,11 @@ impl Options {
     fn results(&self) -> io::Result<Results> {
         let environment = Environment::of_this_machine();
         if !self.resume {
+            let Origin { commit, date, .. } = Origin::now();
             return Ok(Results {
                 environment,
-                commit: commit(),
+                commit,
+                date,
                 command: self.command(),
                 rounds: self.rule().least,
                 target: self.rule().target,
@@ -316,15 +317,6 @@ impl Options {
         }
         command
     }
-}
-
-/// Returns the commit that is checked out, or an empty string if there is no repository.
-fn commit() -> String {
-    let said = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-    said.map_or_else(
-        |_| String::new(),
-        |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
-    )
 }
 
 /// Returns the slowest contender's capacity in one flow, for each rack profile.

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use spliceway_load::{Estimate, bootstrap, lower_half, upper_half};
 
 use crate::contender::{AGAIN, OURS, REFERENCE, is_peer};
+use crate::environment::Origin;
+use crate::page;
+use crate::results::best;
 
 /// One figure for all contenders.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -15,9 +18,8 @@ pub(crate) struct Figures {
     /// For example, "transactions/s".
     pub(crate) unit: String,
     pub(crate) decimals: usize,
-    /// The commit that was measured. It is empty if all results have the same commit.
     #[serde(default)]
-    pub(crate) commit: String,
+    pub(crate) origin: Origin,
     /// By contender, then by round.
     pub(crate) rows: Vec<(String, Vec<f64>)>,
     /// Contenders that were not measured, and the reason.
@@ -90,22 +92,21 @@ impl Figures {
         self.unit.ends_with("/s")
     }
 
-    /// Returns the best relay that users may choose instead of spliceway. The rounds in which every
-    /// contender ran decide.
-    pub(crate) fn best_peer(&self) -> Option<&str> {
+    /// Returns the relays that users may choose instead of spliceway, with their figures from the
+    /// rounds in which every contender ran.
+    pub(crate) fn peers(&self) -> Vec<(&str, f64)> {
         let failed = |name: &String| self.skipped.iter().any(|(one, _)| one == name);
         let peers = self.rows.iter().filter(|(name, _)| is_peer(name) && !failed(name));
-        let full = peers.clone().map(|(_, values)| values.len()).min()?;
+        let full = peers.clone().map(|(_, values)| values.len()).min().unwrap_or(0);
         let all: Vec<usize> = (0..full).collect();
-        let value = |values: &[f64]| self.undisturbed(values, &all);
-        let peers: Vec<(&str, f64)> = peers
-            .filter_map(|(name, values)| Some((name.as_str(), value(values)?)))
-            .collect();
-        let best = match self.is_more_better() {
-            true => peers.iter().max_by(|a, b| a.1.total_cmp(&b.1)),
-            false => peers.iter().min_by(|a, b| a.1.total_cmp(&b.1)),
-        };
-        best.map(|(name, _)| *name)
+        peers
+            .filter_map(|(name, values)| Some((name.as_str(), self.undisturbed(values, &all)?)))
+            .collect()
+    }
+
+    /// Returns the best of the [peers](Self::peers).
+    pub(crate) fn best_peer(&self) -> Option<&str> {
+        best(&self.peers(), self.is_more_better())
     }
 
     /// Returns the mean of the better half of these rounds.
@@ -141,6 +142,9 @@ impl Figures {
         }
         for (name, why) in &self.skipped {
             let _ = writeln!(table, "| {name} | – | omitted: {why} |");
+        }
+        if let Some(control) = self.control() {
+            let _ = writeln!(table, "\nA/A control: {}.", page::control(control));
         }
         table
     }

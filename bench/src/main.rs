@@ -12,6 +12,7 @@ mod idle;
 mod kind;
 mod lab;
 mod load;
+mod losses;
 mod meter;
 mod page;
 mod programs;
@@ -23,6 +24,7 @@ mod stop;
 mod summary;
 mod tls;
 mod validate;
+mod verdict;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

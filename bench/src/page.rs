@@ -10,14 +10,16 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
+use spliceway_load::Estimate;
 
 use crate::charts;
 use crate::contender::{DIRECT, REFERENCE};
-use crate::environment::Environment;
+use crate::environment::{Environment, Origin};
 use crate::figures::Figures;
 use crate::meter::CALM;
-use crate::results::{Figure, Measured, PERCENTILES, Run};
+use crate::results::{DIRECT_OMITTED, Figure, Measured, PERCENTILES, Run};
 use crate::summary::{self, Summary};
+use crate::verdict::contains_one;
 
 /// Folders for the results and for the page.
 #[derive(Args)]
@@ -36,6 +38,8 @@ pub(crate) struct Options {
 pub(crate) struct Results {
     pub(crate) environment: Environment,
     pub(crate) commit: String,
+    #[serde(default)]
+    pub(crate) date: String,
     pub(crate) command: String,
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
@@ -53,6 +57,9 @@ pub(crate) struct Results {
     /// System calls and instructions.
     #[serde(default)]
     pub(crate) counts: Vec<Figures>,
+    /// Contenders that a later run added to tables, in words, each with its origin.
+    #[serde(default)]
+    pub(crate) added: Vec<(String, Origin)>,
 }
 
 const RESULTS: &str = "field.json.gz";
@@ -108,13 +115,32 @@ impl Results {
 For readers of [benchmarks.md](../benchmarks.md) who want every number. `cargo xtask bench report`
 writes this page.
 
-CPU time is the time of the relay's core. Latency is what a contender adds to the direct connection,
-in µs. The row of the direct connection has its own latency, in brackets. Ratios are to tokio. The
-brackets after a value are its 95 % interval. That of a ratio allows for the number of rounds and
-for the difference of the A/A control.
+- **Rows** are loads, named as `--only` takes them, and the network. rack: no delay. no offloads:
+  each packet has 1,500 bytes. GRO only: the receiver merges packets. city, continent, ocean: the
+  client is 1, 10 or 50 ms away.
+- **Percentages of bulk** are parts of what the slowest relay carries in one flow. The rate in MB/s
+  is below the table.
+- **direct** has no relay: the relay's host forwards packets. **tokio 8 KiB** is
+  `copy_bidirectional`, and **copy 64 KiB** and **copy 256 KiB** are it with larger buffers.
+- **spliceway** is the library's `copy_bidirectional`. **again** is its second run in each round,
+  the A/A control. **spliceway forward** is the program with its access log, and **no log** without
+  it. **before** is an older build, for maintainers.
+- **spinner**: a thread keeps the relay's core awake. **2 workers**: a runtime with two threads, on
+  both cores, which the load shares. **2 × 1 worker**: two runtimes with a thread each.
+- **CPU time** is that of the relay's core. **CPU ratio** is relative to tokio 8 KiB.
+- **p50 + µs** is what a contender adds to the direct connection's median, which has its own in
+  parentheses. A percentile is left out if its own or the direct connection's measures the load.
+- **Brackets** have the 95 % interval. That of a ratio allows for the number of rounds and for the
+  difference of the A/A control. An **invalid** control has an interval without 1.00. Then no ratio
+  of that figure decides which relay is better.
 ",
         );
-        let _ = writeln!(page, "\n{}", self.origin());
+        let _ = writeln!(
+            page,
+            "\n## Origin\n\n{}\n{}",
+            self.origins(),
+            wrapped(&self.command_and_peers())
+        );
         page.extend(self.loads.iter().map(table));
         page += "\n## F10 Real programs, rack\n";
         page.extend(self.programs.iter().map(Figures::table));
@@ -127,33 +153,70 @@ for the difference of the A/A control.
         page
     }
 
-    /// Returns the machine, the peers, the commit and the command.
-    fn origin(&self) -> String {
-        let peers: Vec<String> = self
-            .environment
-            .peers
-            .iter()
-            .map(|(name, version)| format!("{name} {version}"))
-            .collect();
-        let loads = self.loads.iter().map(|one| (&one.commit, &one.load));
+    /// Returns the command that measures as this run did.
+    pub(crate) fn repeated(&self) -> String {
+        match self.target > 0.0 {
+            true => self.command.clone(),
+            // This run had a fixed number of rounds.
+            false => format!("cargo xtask bench field --rounds {0} --most {0}", self.rounds),
+        }
+    }
+
+    /// Returns the origin of the run itself.
+    fn first_origin(&self) -> Origin {
+        Origin {
+            commit: self.commit.clone(),
+            date: self.date.clone(),
+            machine: self.environment.machine.clone(),
+        }
+    }
+
+    /// Returns a table of the origins of all rows.
+    fn origins(&self) -> String {
+        let first = self.first_origin();
+        let loads = self.loads.iter().map(|one| (one.load.as_str(), &one.origin));
         let tables = self.programs.iter().chain(&self.idle).chain(&self.counts);
-        let later: Vec<String> = loads
-            .chain(tables.map(|one| (&one.commit, &one.title)))
-            .filter(|(commit, _)| !commit.is_empty() && **commit != self.commit)
-            .map(|(commit, title)| format!("{title} ({commit})"))
-            .collect();
-        let later = match later.is_empty() {
-            true => String::new(),
-            false => format!(" Other commits: {}.", later.join(", ")),
-        };
-        wrapped(&format!(
-            "Machine: {}. Peers: {}. Commit {}.{later} `{}`, {} rounds, {:.0} minutes.",
-            self.environment.machine,
-            peers.join(", "),
-            self.commit,
+        // Tables of one row have the row's name before the colon.
+        let tables = tables.map(|one| (one.title.split(": ").next().unwrap_or_default(), &one.origin));
+        let added = self.added.iter().map(|(rows, origin)| (rows.as_str(), origin));
+        let mut origins = vec![(vec!["all other rows"], &first)];
+        for (row, origin) in loads.chain(tables).chain(added) {
+            if origin.commit.is_empty() || (&origin.commit, &origin.machine) == (&first.commit, &first.machine) {
+                continue;
+            }
+            match origins.iter_mut().find(|(_, one)| *one == origin) {
+                Some((rows, _)) if rows.contains(&row) => {}
+                Some((rows, _)) => rows.push(row),
+                None => origins.push((vec![row], origin)),
+            }
+        }
+        let mut table = String::from("| rows | commit | date | machine |\n|---|---|---|---|\n");
+        for (rows, Origin { commit, date, machine }) in origins {
+            let _ = writeln!(table, "| {} | {commit} | {date} | {machine} |", rows.join("; "));
+        }
+        table
+    }
+
+    /// Returns the command and the peers.
+    fn command_and_peers(&self) -> String {
+        let peers = self.environment.peers.iter();
+        let peers: Vec<String> = peers.map(|(name, version)| format!("{name} {version}")).collect();
+        format!(
+            "`{}`: {} rounds, {:.0} minutes. Peers: {}.",
             self.command,
             self.rounds,
-            self.seconds / 60.0
+            self.seconds / 60.0,
+            peers.join(", "),
+        )
+    }
+
+    /// Returns the origin of most rows.
+    fn origin(&self) -> String {
+        let Origin { commit, date, machine } = self.first_origin();
+        let of_run = self.command_and_peers();
+        wrapped(&format!(
+            "Machine: {machine}. Commit {commit}, {date}. {of_run} Some rows are from other runs: see the \
+             [origin of each row](benchmarks/field.md#origin)."
         ))
     }
 }
@@ -231,15 +294,33 @@ fn table(measured: &Measured) -> String {
         let decimals = if measured.is_bulk { 3 } else { 1 };
         let cells = [cpu.map(|cpu| cpu.show(decimals)), ratio.map(|ratio| ratio.show(2))].map(or_dash);
         let _ = write!(page, "| {name} | {} |", cells.join(" | "));
+        let mut faults: Vec<(String, Vec<&str>)> = Vec::new();
         for (part, percentile) in PERCENTILES {
-            let fault = measured.unreliable(Figure::Latency(part), name);
-            let added = match name == DIRECT {
-                true => measured.quantile(name, part).map(|micros| format!("({micros:.0})")),
-                false => measured.added(name, part).map(|added| added.show(0)),
+            let (added, fault) = match name == DIRECT {
+                true => {
+                    let own = measured.quantile(name, part).map(|micros| format!("({micros:.0})"));
+                    (own, measured.unreliable(Figure::Latency(part), name))
+                }
+                false => {
+                    let added = measured.added(name, part).map(|added| added.show(0));
+                    (added, measured.added_fault(name, part))
+                }
             };
             let _ = write!(page, " {} |", or_dash(added.filter(|_| fault.is_none())));
-            remarks.extend(fault.map(|why| format!("{percentile}: {why}")));
+            // The row of the direct connection says why its own percentile is left out.
+            let Some(why) = fault.filter(|why| why != DIRECT_OMITTED) else {
+                continue;
+            };
+            match faults.iter_mut().find(|(one, _)| *one == why) {
+                Some((_, percentiles)) => percentiles.push(percentile),
+                None => faults.push((why, vec![percentile])),
+            }
         }
+        remarks.extend(
+            faults
+                .iter()
+                .map(|(why, percentiles)| format!("{}: {why}", percentiles.join(", "))),
+        );
         if measured.is_overload {
             let worst = measured.runs_of(name).map(|run| run.recovery).fold(0.0, f64::max);
             remarks.push(format!("recovered after {worst:.0} ms"));
@@ -252,17 +333,27 @@ fn table(measured: &Measured) -> String {
     page + &under_the_table(measured)
 }
 
-/// Returns the A/A control, and the worst values of the set-up.
+/// Shows an A/A control, and whether it is invalid.
+pub(crate) fn control(control: Estimate) -> String {
+    let invalid = if contains_one(control) { "" } else { " (invalid)" };
+    format!("{}{invalid}", control.show(2))
+}
+
+/// Returns the A/A control, the rate of a bulk load, and the worst values of the set-up.
 fn under_the_table(measured: &Measured) -> String {
     let mut page = String::from("\n");
     let figures = PERCENTILES.map(|(part, name)| (Figure::Latency(part), name));
     let controls: Vec<String> = [(Figure::Cpu, "CPU time")]
         .into_iter()
         .chain(figures)
-        .filter_map(|(figure, name)| Some(format!("{name} {}", measured.control(figure)?.show(2))))
+        .filter_map(|(figure, name)| Some(format!("{name} {}", control(measured.control(figure)?))))
         .collect();
     if !controls.is_empty() {
         let _ = writeln!(page, "{}", wrapped(&format!("A/A control: {}.", controls.join(", "))));
+    }
+    let carried = measured.runs_of(DIRECT).map(|run| run.bytes as f64 / run.wall);
+    if let Some(rate) = carried.reduce(f64::max).filter(|_| measured.is_bulk) {
+        let _ = writeln!(page, "The direct connection carried {:.0} MB/s.", rate / 1e6);
     }
     let most = |of: &dyn Fn(&Run) -> f64| measured.runs.iter().map(of).fold(0.0, f64::max);
     let _ = writeln!(

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::contender::{AGAIN, Contender, DIRECT, OURS, is_peer};
+use crate::environment::Origin;
 use spliceway_load::{Done, Estimate, Histogram, bootstrap, lower_half, typical, upper_half};
 
 /// One run of one contender under one load.
@@ -61,9 +62,8 @@ pub(crate) struct Measured {
     /// Whether CPU time is per GiB. Otherwise, it is per exchange.
     pub(crate) is_bulk: bool,
     pub(crate) is_overload: bool,
-    /// The commit that was measured. It is empty if all results have the same commit.
     #[serde(default)]
-    pub(crate) commit: String,
+    pub(crate) origin: Origin,
     /// The rounds in which every contender ran. Zero stands for all rounds.
     #[serde(default)]
     pub(crate) full_rounds: usize,
@@ -101,6 +101,8 @@ pub(crate) const LOAD_LIMITS: f64 = 0.95;
 pub(crate) const LATE: f64 = 0.10;
 /// A contender that completes a smaller fraction of the due messages cannot sustain the load.
 pub(crate) const SUSTAINED: f64 = 0.99;
+/// Why an added latency is left out if the contender's own latency is reliable.
+pub(crate) const DIRECT_OMITTED: &str = "that of the direct connection is left out";
 
 impl Measured {
     /// Returns the contenders' names in the order of measurement.
@@ -177,20 +179,20 @@ impl Measured {
         })
     }
 
-    /// Returns the best relay that users may choose instead of spliceway. The rounds in which every
-    /// contender ran decide.
-    pub(crate) fn best_peer(&self, figure: Figure) -> Option<&str> {
+    /// Returns the relays that users may choose instead of spliceway, with their figures from the
+    /// rounds in which every contender ran.
+    pub(crate) fn peers(&self, figure: Figure) -> Vec<(&str, f64)> {
         let is_full = |run: &&Run| self.full_rounds == 0 || run.round < self.full_rounds;
         let value = |name: &str| self.over(figure, self.runs_of(name).filter(is_full));
         let is_reliable = |name: &str| figure == Figure::Rate || self.unreliable(figure, name).is_none();
         let shown = |name: &&str| self.not_sustained(name).is_none() && is_reliable(name);
         let peers = self.contenders().into_iter().filter(|name| is_peer(name)).filter(shown);
-        let all: Vec<(&str, f64)> = peers.filter_map(|name| Some((name, value(name)?))).collect();
-        let best = match figure.is_more_better() {
-            true => all.iter().max_by(|a, b| a.1.total_cmp(&b.1)),
-            false => all.iter().min_by(|a, b| a.1.total_cmp(&b.1)),
-        };
-        best.map(|(name, _)| *name)
+        peers.filter_map(|name| Some((name, value(name)?))).collect()
+    }
+
+    /// Returns the best of the [peers](Self::peers).
+    pub(crate) fn best_peer(&self, figure: Figure) -> Option<&str> {
+        best(&self.peers(figure), figure.is_more_better())
     }
 
     /// Returns the microseconds that a contender adds to the direct connection at a quantile.
@@ -249,12 +251,30 @@ impl Measured {
         }
     }
 
+    /// Returns the reason why the latency that a contender adds cannot be shown: its own, or that
+    /// of the direct connection.
+    pub(crate) fn added_fault(&self, contender: &str, part: f64) -> Option<String> {
+        let figure = Figure::Latency(part);
+        self.unreliable(figure, contender)
+            .or_else(|| self.unreliable(figure, DIRECT).map(|_| DIRECT_OMITTED.into()))
+    }
+
     /// Returns the reason why one contender's percentile cannot be shown.
     fn late(&self, contender: &str, part: f64) -> Option<String> {
         let late = typical(self.runs_of(contender).map(|run| &run.lateness), part);
         let (late, latency) = (late?, self.quantile(contender, part)?);
         (late > LATE * latency).then(|| format!("the generator is late: {late:.0} of {latency:.0} µs"))
     }
+}
+
+/// Returns the contender with the best figure.
+pub(crate) fn best<'a>(all: &[(&'a str, f64)], is_more_better: bool) -> Option<&'a str> {
+    let order = |a: &&(&str, f64), b: &&(&str, f64)| a.1.total_cmp(&b.1);
+    let best = match is_more_better {
+        true => all.iter().max_by(order),
+        false => all.iter().min_by(order),
+    };
+    best.map(|(name, _)| *name)
 }
 
 /// Returns the durations of the exchanges if there are any. Otherwise returns the durations of the
@@ -350,6 +370,14 @@ mod tests {
         let late = with(|run| (0..100).for_each(|_| run.lateness.record(Duration::from_millis(1))));
         assert!(unreliable(&late, 0.99).is_some());
         assert!(unreliable(&late, 0.5).is_none(), "half of the messages were on time");
+
+        // What a relay adds is unknown if the latency of the direct connection is.
+        let mut unknown = fine.clone();
+        let of_direct = unknown.runs.iter_mut().filter(|run| run.contender == DIRECT);
+        of_direct.for_each(|run| run.load_busy = 0.8);
+        assert_eq!(unreliable(&unknown, 0.5), None);
+        assert_eq!(unknown.added_fault(OURS, 0.5).as_deref(), Some(DIRECT_OMITTED));
+        assert_eq!(fine.added_fault(OURS, 0.5), None);
 
         let slow = with(|run| run.completed = 1_500);
         assert_eq!(slow.not_sustained(OURS), Some(0.75));

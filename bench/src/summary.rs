@@ -6,11 +6,12 @@ use spliceway_load::Estimate;
 
 use crate::contender::{OURS, PROGRAM, REFERENCE, is_peer};
 use crate::figures::Figures;
-use crate::idle;
 use crate::load::Load;
-use crate::page::Results;
+use crate::page::{self, Results};
 use crate::results::Figure::{Cpu, Latency, Rate};
-use crate::results::{Figure, Measured};
+use crate::results::{Figure, Measured, best};
+use crate::verdict::{Ratio, contains_one};
+use crate::{idle, losses};
 
 /// A figure of the results.
 #[derive(Clone, Copy)]
@@ -27,7 +28,7 @@ use Source::{Load as Of, Table};
 pub(crate) struct Row {
     source: Source,
     /// The contender that the row compares with tokio and with the best peer.
-    subject: &'static str,
+    pub(crate) subject: &'static str,
     /// The traffic, in words that readers know.
     title: &'static str,
 }
@@ -51,7 +52,7 @@ const fn of_program(source: Source, title: &'static str) -> Row {
 const P50: Figure = Latency(0.5);
 const P90: Figure = Latency(0.9);
 /// Short connections of the program without its log. Only the subject differs.
-const NO_LOG: &str = "spliceway forward, no log";
+pub(crate) const NO_LOG: &str = "spliceway forward, no log";
 
 const BULK: Row = row(Of("F1 bulk at 50 %", "rack", Cpu), "one bulk flow, as of a backup");
 const FASTEST: Row = row(Table("iperf3, 1 stream"), "one stream at full speed (iperf3)");
@@ -139,78 +140,14 @@ pub(crate) fn compares(title: &str) -> bool {
         .any(|row| matches!(row.source, Table(name) if name == title))
 }
 
-/// Which of two contenders a ratio shows to be better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Better,
-    Worse,
-    /// The interval contains 1, so its outer end is a bound.
-    Undecided,
-}
-
-/// A subject relative to another contender.
-#[derive(Clone, Copy, Debug)]
-struct Ratio {
-    ratio: Estimate,
-    is_more_better: bool,
-}
-
-impl Ratio {
-    fn verdict(self) -> Verdict {
-        let Estimate { low, high, .. } = self.ratio;
-        match (low > 1.0, high < 1.0) {
-            (false, false) => Verdict::Undecided,
-            (is_more, _) if is_more == self.is_more_better => Verdict::Better,
-            _ => Verdict::Worse,
-        }
-    }
-
-    /// Returns the answer, with its ratio and interval.
-    fn answer(self) -> String {
-        let figures = self.ratio.show(2);
-        match self.verdict() {
-            Verdict::Better => format!("better: {figures}"),
-            Verdict::Worse => format!("worse: {figures}"),
-            Verdict::Undecided => format!("at most {} apart: {figures}", self.bound()),
-        }
-    }
-
-    /// Returns the answer for a sentence about this other contender.
-    fn spoken(self, other: &str) -> String {
-        let ratio = self.ratio.value;
-        match self.verdict() {
-            Verdict::Better => format!("{ratio:.2} times that of {other} (better)"),
-            Verdict::Worse => format!("{ratio:.2} times that of {other} (worse)"),
-            Verdict::Undecided => format!("at most {} apart from {other}", self.bound()),
-        }
-    }
-
-    /// Returns whether the ratio alone, without its interval, is on the worse side by more than
-    /// this fraction.
-    fn is_worse_by(self, fraction: f64) -> bool {
-        match self.is_more_better {
-            true => self.ratio.value < 1.0 / (1.0 + fraction),
-            false => self.ratio.value > 1.0 + fraction,
-        }
-    }
-
-    /// Returns the largest difference that the interval allows. A factor is clearer than a
-    /// percentage above 100.
-    fn bound(self) -> String {
-        let factor = self.ratio.high.max(1.0 / self.ratio.low);
-        match factor < 2.0 {
-            true => format!("{:.0} %", ((factor - 1.0) * 100.0).ceil()),
-            false => format!("a factor of {:.1}", (factor * 10.0).ceil() / 10.0),
-        }
-    }
-}
-
-/// A row's comparisons.
-struct Comparison<'a> {
-    quantity: String,
-    tokio: Option<Ratio>,
-    peer: Option<(&'a str, Ratio)>,
-    control: Option<f64>,
+/// A subject's comparisons in one figure.
+pub(crate) struct Comparison<'a> {
+    pub(crate) quantity: String,
+    pub(crate) tokio: Option<Ratio>,
+    pub(crate) peer: Option<(&'a str, Ratio)>,
+    /// The number of peers of which that one is the best.
+    peers: usize,
+    control: Option<Estimate>,
     /// The reason why the figure measures the load more than the relay, if it does.
     fault: Option<String>,
 }
@@ -225,51 +162,92 @@ impl Row {
         // The contender may be missing.
         compared.filter(|one| one.tokio.is_some() || one.peer.is_some())
     }
+
+    /// Returns the row's name in the tables of all results.
+    pub(crate) fn name(&self) -> String {
+        match self.source {
+            Of(name, profile, _) => row_name(name, profile),
+            Table(title) => format!("`{}`", title.split(": ").next().unwrap_or(title)),
+        }
+    }
 }
 
-fn of_load<'a>(measured: &'a Measured, figure: Figure, subject: &str) -> Comparison<'a> {
-    let ratio = |to: &str| {
-        Some(Ratio {
-            ratio: measured.ratio(figure, subject, to)?,
-            is_more_better: figure.is_more_better(),
-        })
-    };
+/// Returns the name of a load in the tables of all results, with the part that `--only` takes as
+/// code.
+pub(crate) fn row_name(load: &str, profile: &str) -> String {
+    match profile {
+        "rack" => format!("`{load}`"),
+        _ => format!("`{load}`, {profile}"),
+    }
+}
+
+pub(crate) fn of_load<'a>(measured: &'a Measured, figure: Figure, subject: &str) -> Comparison<'a> {
+    let fault = measured.unreliable(figure, subject);
+    let is_reliable = |to: &str| fault.is_none() && measured.unreliable(figure, to).is_none();
+    let sampled = |to: &str| measured.sampled(figure, subject, to).filter(|_| is_reliable(to));
+    let peers = measured.peers(figure);
+    let is_more_better = figure.is_more_better();
+    let best = best(&peers, is_more_better);
+    let control = measured.control(figure);
+    let (tokio, peer) = ratios(sampled, best, control, is_more_better);
     Comparison {
         quantity: match figure {
             Cpu => "CPU time".into(),
             Rate => "connections/s".into(),
-            Latency(part) => format!("latency, p{:.0}", part * 100.0),
+            Latency(part) => format!("latency, p{}", part * 100.0),
         },
-        tokio: ratio(REFERENCE),
-        peer: measured.best_peer(figure).and_then(|name| Some((name, ratio(name)?))),
-        control: measured.control(figure).map(|control| control.value),
-        fault: measured.unreliable(figure, subject),
+        tokio,
+        peer,
+        peers: peers.len(),
+        control,
+        fault,
     }
 }
 
-fn of_table<'a>(figures: &'a Figures, subject: &str) -> Comparison<'a> {
-    let ratio = |to: &str| {
-        Some(Ratio {
-            ratio: figures.ratio(subject, to)?,
-            is_more_better: figures.is_more_better(),
-        })
-    };
+pub(crate) fn of_table<'a>(figures: &'a Figures, subject: &str) -> Comparison<'a> {
+    let peers = figures.peers();
+    let is_more_better = figures.is_more_better();
+    let best = best(&peers, is_more_better);
+    let control = figures.control();
+    let (tokio, peer) = ratios(|to| figures.sampled(subject, to), best, control, is_more_better);
     Comparison {
         quantity: match figures.unit.as_str() {
             "KiB each" => "memory".into(),
+            "% of the relay's core" => "use of the core".into(),
             unit => unit.into(),
         },
-        tokio: ratio(REFERENCE),
-        peer: figures.best_peer().and_then(|name| Some((name, ratio(name)?))),
-        control: figures.control().map(|control| control.value),
+        tokio,
+        peer,
+        peers: peers.len(),
+        control,
         fault: None,
     }
 }
 
+/// Returns the ratios to tokio and to the best peer, with intervals that allow for the control.
+fn ratios(
+    sampled: impl Fn(&str) -> Option<Estimate>,
+    best: Option<&str>,
+    control: Option<Estimate>,
+    is_more_better: bool,
+) -> (Option<Ratio>, Option<(&str, Ratio)>) {
+    let ratio = |to: &str| {
+        let ratio = sampled(to)?.widened_by(control.map_or(1.0, |control| control.value));
+        Some(Ratio {
+            ratio,
+            is_more_better,
+            control,
+        })
+    };
+    let tokio = ratio(REFERENCE);
+    let peer = best.and_then(|name| Some((name, if name == REFERENCE { tokio? } else { ratio(name)? })));
+    (tokio, peer)
+}
+
 /// The rows that a run measured, with their comparisons.
 pub(crate) struct Summary<'a> {
-    results: &'a Results,
-    rows: Vec<(&'static Row, Comparison<'a>)>,
+    pub(crate) results: &'a Results,
+    pub(crate) rows: Vec<(&'static Row, Comparison<'a>)>,
 }
 
 impl<'a> Summary<'a> {
@@ -285,19 +263,27 @@ impl<'a> Summary<'a> {
 /// Returns the table that answers for which traffic spliceway is better.
 pub(crate) fn advice(summary: &Summary<'_>) -> String {
     let mut table = String::from(
-        "| you relay | quantity | compared with tokio | compared with the best peer | control |\n|---|---|---|---|---|\n",
+        "| you relay | row | quantity | compared with tokio | compared with the best peer | control |\n\
+         |---|---|---|---|---|---|\n",
     );
     for (row, compared) in &summary.rows {
         let tokio = compared.tokio.map_or("–".into(), Ratio::answer);
-        let peer = compared
-            .peer
-            .map_or("–".into(), |(name, ratio)| format!("{name}: {}", ratio.answer()));
-        let control = compared.control.map_or("–".into(), |control| format!("{control:.2}"));
+        let peer = compared.peer.map_or("–".into(), |(name, ratio)| {
+            format!("{name} (of {}): {}", compared.peers, ratio.answer())
+        });
+        let control = compared
+            .control
+            .map_or("–".into(), |control| match contains_one(control) {
+                true => format!("{:.2}", control.value),
+                false => page::control(control),
+            });
         let note = compared.fault.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         let _ = writeln!(
             table,
-            "| {} | {}{note} | {tokio} | {peer} | {control} |",
-            row.title, compared.quantity
+            "| {} | {} | {}{note} | {tokio} | {peer} | {control} |",
+            row.title,
+            row.name(),
+            compared.quantity
         );
     }
     table
@@ -317,13 +303,14 @@ pub(crate) fn answers(summary: &Summary<'_>) -> String {
         ("Is it better for small requests?", sentences(&[SMALL, BESIDE])),
         ("What does an idle session cost?", idle_cost(summary.results)),
         ("Is it better for short connections?", sentences(&[SHORT, SHORT_RATE])),
-        ("Where is it worse?", worse(summary)),
+        ("Where is it worse?", losses::worse(summary)),
         (
             "How was it measured? Can I repeat it?",
             format!(
-                "{} Repeat it with `cargo xtask bench field`, or compare on your machine with \
+                "{} Repeat it with `{}`, or compare on your machine with \
                  [`spliceway bench`](#on-your-machine).",
-                summary.results.sampling()
+                summary.results.sampling(),
+                summary.results.repeated()
             ),
         ),
     ];
@@ -395,74 +382,11 @@ fn idle_cost(results: &Results) -> String {
     format!("{nothing} Resident memory, KiB for each session: {}.", all.join(", "))
 }
 
-/// Returns the rows in which another contender is better, and those in which it may be.
-fn worse(summary: &Summary<'_>) -> String {
-    /// A smaller difference of an undecided row is not listed.
-    const VISIBLE: f64 = 0.05;
-    let [proven, possible] = [Verdict::Worse, Verdict::Undecided].map(|verdict| {
-        let is_listed = |(_, ratio): &(&str, Ratio)| ratio.verdict() == verdict && ratio.is_worse_by(VISIBLE);
-        let of_row = |(row, compared): &(&Row, Comparison<'_>)| {
-            let tokio = compared.tokio.map(|ratio| ("tokio", ratio)).filter(is_listed);
-            // A row is named once, with the best peer if that is better.
-            let (name, ratio) = compared.peer.filter(is_listed).or(tokio)?;
-            Some(format!("{} ({:.2} times {name})", row.title, ratio.ratio.value))
-        };
-        summary
-            .rows
-            .iter()
-            .filter_map(of_row)
-            .collect::<Vec<String>>()
-            .join("; ")
-    });
-    let list = |title: &str, rows: String| match rows.is_empty() {
-        true => format!("{title}: no row."),
-        false => format!("{title}: {rows}."),
-    };
-    format!(
-        "{} {}",
-        list("Proven", proven),
-        list("Possible, but the interval contains 1", possible)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::contender::AGAIN;
-    use crate::page;
     use crate::results::Run;
-
-    fn ratio(value: f64, low: f64, high: f64) -> Ratio {
-        Ratio {
-            ratio: Estimate { value, low, high },
-            is_more_better: false,
-        }
-    }
-
-    fn of_rate(ratio: Ratio) -> Ratio {
-        Ratio {
-            is_more_better: true,
-            ..ratio
-        }
-    }
-
-    #[test]
-    fn a_row_has_an_answer_or_a_bound() {
-        let less = ratio(0.5, 0.4, 0.6);
-        assert_eq!(less.answer(), "better: 0.50 [0.40, 0.60]");
-        assert_eq!(of_rate(less).answer(), "worse: 0.50 [0.40, 0.60]");
-        let more = ratio(1.5, 1.4, 1.6);
-        assert_eq!(more.answer(), "worse: 1.50 [1.40, 1.60]");
-        assert_eq!(of_rate(more).answer(), "better: 1.50 [1.40, 1.60]");
-        let equal = ratio(1.0, 0.96, 1.079);
-        assert_eq!(equal.answer(), "at most 8 % apart: 1.00 [0.96, 1.08]");
-        assert_eq!(of_rate(equal).answer(), equal.answer());
-        // 0.5 is as far from 1 as 2 is.
-        assert_eq!(
-            ratio(0.8, 0.5, 1.1).answer(),
-            "at most a factor of 2.0 apart: 0.80 [0.50, 1.10]"
-        );
-    }
 
     /// Rounds of a bulk load with these seconds of CPU time per GiB.
     fn results(costs: &[(&str, f64)]) -> Results {
@@ -493,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_that_differs_turns_an_answer_into_a_bound() {
+    fn a_control_that_differs_decides_nothing() {
         let row = |again: f64| {
             let costs = [(REFERENCE, 1.0), ("nginx", 0.8), (OURS, 0.9), (AGAIN, again)];
             advice(&Summary::new(&results(&costs)))
@@ -504,12 +428,13 @@ mod tests {
         };
         assert_eq!(
             row(0.9),
-            "| one bulk flow, as of a backup | CPU time | better: 0.90 [0.90, 0.90] | nginx: worse: 1.12 [1.12, 1.12] | 1.00 |"
+            "| one bulk flow, as of a backup | `F1 bulk at 50 %` | CPU time | better: 0.90 [0.90, 0.90] \
+             | nginx (of 2): worse: 1.12 [1.12, 1.12] | 1.00 |"
         );
         assert_eq!(
             row(1.125),
-            "| one bulk flow, as of a backup | CPU time | at most 39 % apart: 0.90 [0.72, 1.12] \
-             | nginx: at most 41 % apart: 1.12 [0.90, 1.41] | 1.25 |"
+            "| one bulk flow, as of a backup | `F1 bulk at 50 %` | CPU time | not decided (control): 0.90 [0.72, 1.12] \
+             | nginx (of 2): not decided (control): 1.12 [0.90, 1.41] | 1.25 [1.25, 1.25] (invalid) |"
         );
         let all = answers(&Summary::new(&results(&[
             (REFERENCE, 1.0),
@@ -519,7 +444,9 @@ mod tests {
         ])));
         assert!(all.contains("0.90 times that of tokio (better); 1.12 times that of nginx (worse), the best peer."));
         assert!(
-            all.contains("Proven: one bulk flow, as of a backup (1.12 times nginx)."),
+            all.contains(
+                "Proven, in 1 of 2 comparisons (better in 1): `F1 bulk at 50 %`: CPU time 1.12 [1.12, 1.12] times nginx."
+            ),
             "{all}"
         );
     }
@@ -555,7 +482,7 @@ mod tests {
         );
         let rows = text
             .lines()
-            .filter(|line| line.contains(" apart: ") || line.contains("better: "));
+            .filter(|line| line.contains(" worse: ") || line.contains("better: "));
         for row in rows {
             assert!(!row.contains("| – |"), "{row}");
         }
