@@ -95,9 +95,7 @@ fn small_sink(family: Family, engine: Engine, swapped: bool) {
     run.check_complete(&context);
     check_path(&run, engine, &context);
     // Over loopback, TCP receives acknowledgements during a call. The socket then has room again,
-    // so the call accepts everything and no count is short.
-    assert!(
-        family == Family::Tcp || given * 2 >= taken * 3,
-        "hardly a short count: {context}"
-    );
+    // so the call accepts everything and no count is short. A reader of a Unix socket on the other
+    // core makes some calls complete.
+    assert!(family == Family::Tcp || given > taken, "no short count: {context}");
 }
