@@ -26,27 +26,28 @@ pub(crate) fn worse(summary: &Summary<'_>) -> String {
         .collect();
     let count = |verdict| ratios.iter().filter(|ratio| ratio.verdict() == verdict).count();
     let [worse, better] = [Verdict::Worse, Verdict::Better].map(count);
-    let proven = match proven.is_empty() {
-        true => format!("Proven: in none of {} comparisons (better in {better}).", ratios.len()),
-        false => format!(
+    let proven = if proven.is_empty() {
+        format!("Proven: in none of {} comparisons (better in {better}).", ratios.len())
+    } else {
+        format!(
             "Proven, in {worse} of {} comparisons (better in {better}): {}.",
             ratios.len(),
             proven.join("; ")
-        ),
+        )
     };
     let possible: Vec<String> = summary
         .rows
         .iter()
         .filter_map(|(row, one)| possible(&row.name(), row.subject, one))
         .collect();
-    match possible.is_empty() {
-        true => proven,
-        false => format!(
-            "{proven} Possible, in the table below (more than {:.0} % worse, but the interval contains 1.00): {}.",
-            VISIBLE * 100.0,
-            possible.join("; ")
-        ),
+    if possible.is_empty() {
+        return proven;
     }
+    format!(
+        "{proven} Possible, in the table below (more than {:.0} % worse, but the interval contains 1.00): {}.",
+        VISIBLE * 100.0,
+        possible.join("; ")
+    )
 }
 
 /// Returns every comparison of the library and of the program, with the names of row and subject.

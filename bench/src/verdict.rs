@@ -38,10 +38,12 @@ impl Ratio {
         if !self.control.is_none_or(contains_one) {
             return Verdict::Unfair;
         }
-        match contains_one(self.ratio) {
-            true => Verdict::Undecided,
-            false if (self.ratio.value > 1.0) == self.is_more_better => Verdict::Better,
-            false => Verdict::Worse,
+        if contains_one(self.ratio) {
+            Verdict::Undecided
+        } else if (self.ratio.value > 1.0) == self.is_more_better {
+            Verdict::Better
+        } else {
+            Verdict::Worse
         }
     }
 
@@ -70,9 +72,10 @@ impl Ratio {
     /// Returns whether the ratio alone, without its interval, is on the worse side by more than
     /// this fraction.
     pub(crate) fn is_worse_by(self, fraction: f64) -> bool {
-        match self.is_more_better {
-            true => self.ratio.value < 1.0 - fraction,
-            false => self.ratio.value > 1.0 + fraction,
+        if self.is_more_better {
+            self.ratio.value < 1.0 - fraction
+        } else {
+            self.ratio.value > 1.0 + fraction
         }
     }
 
@@ -80,13 +83,15 @@ impl Ratio {
     /// 100 or more.
     fn bound(self) -> String {
         let Estimate { low, high, .. } = self.ratio;
-        let loss = match self.is_more_better {
-            true => 1.0 - printed(low),
-            false => printed(high) - 1.0,
+        let loss = if self.is_more_better {
+            1.0 - printed(low)
+        } else {
+            printed(high) - 1.0
         };
-        match loss < 0.995 {
-            true => format!("{:.0} % worse", loss.max(0.0) * 100.0),
-            false => format!("{high:.1} times"),
+        if loss < 0.995 {
+            format!("{:.0} % worse", loss.max(0.0) * 100.0)
+        } else {
+            format!("{high:.1} times")
         }
     }
 }

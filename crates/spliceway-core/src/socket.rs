@@ -60,7 +60,7 @@ pub(crate) fn reports_every_byte(socket: impl AsFd) -> bool {
 
 /// Returns the number of bytes that the peer of a TCP socket has not acknowledged (`SIOCOUTQ`). A
 /// FIN that was sent counts as one byte. The kernel still counts the bytes of a connection that was
-/// reset, but nobody acknowledges them, so there are none.
+/// reset, but no peer acknowledges them, so this returns 0.
 ///
 /// # Errors
 /// A connected TCP socket causes no errors.

@@ -288,9 +288,10 @@ impl Image {
         cpio.stdout(File::create(&archive).map_err(at(&archive))?);
         let status = cpio.status().map_err(|error| format!("cannot start cpio: {error}"))?;
         let found = find.wait().map_err(|error| format!("find: {error}"))?;
-        match status.success() && found.success() {
-            true => Ok(archive),
-            false => Err(format!("cpio failed for {}", self.folder.display())),
+        if status.success() && found.success() {
+            Ok(archive)
+        } else {
+            Err(format!("cpio failed for {}", self.folder.display()))
         }
     }
 }

@@ -161,9 +161,10 @@ fn mirror() -> Result<String, String> {
     let addresses = output(Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI)"]))?;
     let mirror = addresses.lines().find(|address| address.ends_with("/debian/"));
     let mirror = mirror.ok_or("the sources of apt name no mirror of Debian")?;
-    match Path::new(KEYS).exists() {
-        true => Ok(mirror.to_owned()),
-        false => Err("needs the Debian package debian-archive-keyring".into()),
+    if Path::new(KEYS).exists() {
+        Ok(mirror.to_owned())
+    } else {
+        Err("needs the Debian package debian-archive-keyring".into())
     }
 }
 

@@ -66,7 +66,7 @@ impl Options {
             }
         }
         if kernels.is_empty() {
-            // The oldest kernel differs most from those of the developers.
+            // The oldest kernel differs most from the kernels of developers.
             kernels.extend(KERNELS.iter().take(if quick { 1 } else { KERNELS.len() }));
         }
         if suites.is_empty() {
@@ -109,12 +109,12 @@ const NEEDED: &[(&str, &str)] = &[
 ];
 
 fn main() -> ExitCode {
-    let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options.list {
-        true => {
+    let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| {
+        if options.list {
             list();
-            Ok(true)
+            return Ok(true);
         }
-        false => run(&options),
+        run(&options)
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -200,9 +200,10 @@ fn output(command: &mut Command) -> Result<String, String> {
         .stderr(std::process::Stdio::inherit())
         .output()
         .map_err(|error| format!("cannot start {name}: {error}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{name} failed ({})", output.status)),
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("{name} failed ({})", output.status))
     }
 }
 

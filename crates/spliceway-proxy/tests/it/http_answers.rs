@@ -13,6 +13,22 @@ const BODIES: [(&str, &str); 2] = [
     ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
 ];
 
+/// Sends a request with these fields and this body. Returns the client, and the target once it has
+/// received the request.
+fn put(program: &Program, fields: &str, body: &str) -> (TcpStream, TcpStream) {
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(
+        client,
+        "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
+    )
+    .unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
+    (client, target)
+}
+
 /// If an answer without a known end did not end the connection, the client would wait for more.
 #[test]
 fn an_answer_to_a_body_ends_as_its_head_says() {
@@ -224,16 +240,7 @@ fn a_record_tells_why_the_proxy_has_answered_in_place_of_the_target() {
             if end == "end=idle" && !body.is_empty() {
                 continue;
             }
-            let (listener, address) = listen();
-            let mut client = program.connect();
-            write!(
-                client,
-                "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
-            )
-            .unwrap();
-            let mut target = accept(&listener);
-            read_head(&mut target);
-            read_exactly(&mut target, body.len());
+            let (mut client, mut target) = put(&program, fields, body);
             target.write_all(said.as_bytes()).unwrap();
             match then {
                 "end" => target.shutdown(Shutdown::Write).unwrap(),
@@ -309,16 +316,7 @@ fn a_long_answer_to_a_body_is_complete_and_spliced() {
     let answer = pattern(8, 2 << 20);
     for (fields, body) in BODIES {
         let before = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
-        let (listener, address) = listen();
-        let mut client = program.connect();
-        write!(
-            client,
-            "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
-        )
-        .unwrap();
-        let mut target = accept(&listener);
-        read_head(&mut target);
-        assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
+        let (mut client, mut target) = put(&program, fields, body);
         target.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         assert!(read_head(&mut client).starts_with("HTTP/1.1 200 OK\r\n"));
         let expected = answer.clone();
@@ -338,16 +336,7 @@ fn a_long_answer_to_a_body_is_complete_and_spliced() {
 fn a_target_that_does_not_answer_a_body_is_a_bad_gateway() {
     let program = Program::proxy("http", &[]);
     for (fields, body) in BODIES {
-        let (listener, address) = listen();
-        let mut client = program.connect();
-        write!(
-            client,
-            "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
-        )
-        .unwrap();
-        let mut target = accept(&listener);
-        read_head(&mut target);
-        read_exactly(&mut target, body.len());
+        let (client, target) = put(&program, fields, body);
         drop(target);
         let answer = String::from_utf8(read_all(&client)).unwrap();
         assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");

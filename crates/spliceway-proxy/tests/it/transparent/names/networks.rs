@@ -58,7 +58,7 @@ fn redirected_clients_reach_the_names_of_their_network() {
         }
     }
     assert!(!was_reached(&other));
-    // The rules of a network apply to its queries, and not those of the service.
+    // The rules of a network apply to its queries, in place of the rules of the service.
     let asker = Asker::of(&guarded, "10.77.0.1:0", "10.77.0.2:53".parse().unwrap());
     assert_eq!(asker.addresses("good.test."), [GOOD]);
     assert_eq!(asker.addresses("evil.test."), [""; 0]);

@@ -189,7 +189,7 @@ fn names_without_an_allow_list_are_a_warning() {
     assert!(check("names = true"));
     assert!(!check("names = true\nto_allow = \"good.test\""));
     assert!(!check("names_learn = true"));
-    // Whoever is served has a list.
+    // Each client that is served has a list.
     let client = |name: &str, network: &str, list: &str| {
         format!("[[client]]\nname = \"{name}\"\nfrom = \"{network}\"\n{list}\n")
     };
