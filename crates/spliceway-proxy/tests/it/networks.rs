@@ -132,9 +132,10 @@ fn a_key_that_a_table_lacks_comes_from_the_defaults_and_the_service() {
             if code == SUCCEEDED {
                 assert_eq!(ask(&program, ip, target).1, 1, "one session at a time");
                 program.line("end=denied:user_max_conns");
-                drop(client);
-                await_no_session(&program, &[]);
             }
+            // A refused session counts until it has ended, and only one may be open.
+            drop(client);
+            await_no_session(&program, &[]);
         }
     }
 }
