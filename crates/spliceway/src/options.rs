@@ -246,6 +246,9 @@ impl RelayOptions {
     /// *read* fails while the other side still sends, the relay does the same. A
     /// [`CancelHandle`](crate::CancelHandle) ends these steps immediately.
     ///
+    /// An answer is early only if its connection was reset or closed. Another error, such as a
+    /// timeout, cuts it off.
+    ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
     pub fn early_answers(mut self, deliver: bool) -> Self {

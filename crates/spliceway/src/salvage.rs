@@ -175,8 +175,14 @@ impl Salvage {
         }
     }
 
-    /// Returns whether the bytes that the failed side has sent may be an early answer.
+    /// Returns whether the bytes that the failed side has sent may be an early answer. Its sender
+    /// then closes, and resets the connection because it has not read everything. Another error,
+    /// such as a timeout or a record of TLS that was changed, cuts the answer off.
     fn may_be_answer(&self, options: &Options) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+        if !matches!(self.broken.1.kind(), ConnectionReset | BrokenPipe | NotConnected) {
+            return false;
+        }
         match options.early_answers {
             EarlyAnswers::No => false,
             EarlyAnswers::Both => true,
@@ -227,8 +233,11 @@ impl Salvage {
         } = *wreck;
         // A write that met the reset has consumed it, and a read then finds an end of stream. (A
         // write to a peer that had ended its stream before its reset returns EPIPE.)
-        let met_reset = self.broken.1.kind() == io::ErrorKind::ConnectionReset;
-        let is_cut = options.pass_resets && met_reset && !self.had_ended && !self.may_be_answer(options);
+        let is_after_end = matches!(
+            self.broken.1.kind(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected
+        );
+        let is_cut = options.pass_resets && !is_after_end && !self.had_ended && !self.may_be_answer(options);
         let polled = match is_cut {
             true => wreck
                 .onward

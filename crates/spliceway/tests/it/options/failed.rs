@@ -1,8 +1,10 @@
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use spliceway::{Engine, Peer, PipePool, Relay, RelayOptions};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
@@ -237,6 +239,67 @@ async fn a_complete_upload_of_a_client_that_closed_ends_without_a_reset() {
         relay.broken().await;
     })
     .await;
+}
+
+/// A server that answers, takes nothing, and fails.
+struct Failing(&'static [u8], ErrorKind);
+
+impl AsyncRead for Failing {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.0.is_empty() {
+            return Poll::Ready(Err(self.1.into()));
+        }
+        buf.put_slice(std::mem::take(&mut self.0));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Failing {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Pending
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The end of an answer is known only if the server has closed. A timeout, or a record of TLS that
+/// was changed on its way, is no close.
+#[tokio::test]
+async fn an_answer_is_early_only_if_its_server_has_closed() {
+    for (kind, is_early) in [
+        (ErrorKind::ConnectionReset, true),
+        (ErrorKind::BrokenPipe, true),
+        (ErrorKind::TimedOut, false),
+        (ErrorKind::InvalidData, false),
+        (ErrorKind::HostUnreachable, false),
+    ] {
+        let (mut near, near_end) = tcp().await;
+        near.write_all(b"an upload").await.unwrap();
+        near_end.readable().await.unwrap();
+        let options = RelayOptions::new().early_answers_to(Peer::A).pass_resets(true);
+        let relay = Relay::with_options(near_end, Failing(b"an answer", kind), options);
+        let reading = async {
+            let mut answer = [0; 9];
+            near.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"an answer");
+            near.shutdown().await.unwrap();
+            near.read(&mut [0]).await.map_err(|error| error.kind())
+        };
+        let (ended, end) = guard(async { tokio::join!(relay, reading) }).await;
+        assert_eq!(ended.unwrap_err().source.kind(), kind);
+        let expected = if is_early {
+            Ok(0)
+        } else {
+            Err(ErrorKind::ConnectionReset)
+        };
+        assert_eq!(end, expected, "{kind:?}");
+    }
 }
 
 /// Most of the answer is still missing. An end of stream would make it look complete.
