@@ -9,6 +9,7 @@ mod observed;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::thread;
 
 use spliceway::RelaySummary;
 use tokio::time::Instant;
@@ -164,7 +165,10 @@ impl From<Guard> for Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if self.guard.is_held() {
-            self.write(SessionEnd::Drained.into());
+            self.write(match thread::panicking() {
+                true => Outcome::because(SessionEnd::Drained, &"its task has panicked: the log has the place"),
+                false => SessionEnd::Drained.into(),
+            });
         }
     }
 }
