@@ -402,7 +402,8 @@ tables! {
         /// have `would_deny`. --to-deny stays in force
         names_learn: Value<Flag> = (false) => OPTIONS.only_for(TRANSPARENT);
         /// Answer DNS queries on this address, by UDP and TCP, for names that a rule of --to-allow
-        /// has on some port. Every other name does not exist. Needs --names. May be repeated
+        /// has on some port. Every other name does not exist, except with --names-learn. Needs
+        /// --names. May be repeated
         dns_listen: List<Address> => OPTIONS.only_for(TRANSPARENT).takes("ADDR");
         /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
         transparent_source: Value<Flag> = (false)
