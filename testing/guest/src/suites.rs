@@ -21,6 +21,7 @@ pub(crate) struct Suite {
 
 const CORE: &str = "crates/spliceway-core/tests/it/main.rs";
 const LIBRARY: &str = "crates/spliceway/tests/it/main.rs";
+const KTLS: &str = "testing/ktls/tests/it/main.rs";
 const PROGRAM: &str = "crates/spliceway-proxy/tests/it/main.rs";
 
 pub(crate) const SUITES: &[Suite] = &[
@@ -101,6 +102,15 @@ pub(crate) const SUITES: &[Suite] = &[
         omitted: &[],
         quick: false,
         limit_seconds: 600,
+    },
+    Suite {
+        name: "ktls",
+        purpose: "the prototype with TLS in the kernel: 3,000 sessions",
+        source: KTLS,
+        filters: &[],
+        omitted: &[],
+        quick: false,
+        limit_seconds: 1_800,
     },
 ];
 

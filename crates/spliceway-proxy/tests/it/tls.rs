@@ -10,6 +10,7 @@ mod hostile;
 mod leaving;
 mod originate;
 mod outside;
+mod plans;
 mod relayed;
 mod renewed;
 mod seen;

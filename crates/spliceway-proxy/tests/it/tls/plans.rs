@@ -1,0 +1,54 @@
+//! Sessions of every kind, drawn from numbers, with records that no library sends.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+
+use spliceway_ktls::{Identity, Kinds, Plan, Role, judge, play};
+
+use super::originate::forward;
+use crate::harness::{Program, TextFile, accept, listen};
+
+/// Programs at the same time, for each side of the handshake.
+const THREADS: u64 = 4;
+
+/// Plays the plans of one thread whose relay has this role.
+fn run(identity: &Identity, files: &[TextFile; 2], plans: impl Iterator<Item = Plan>, role: Role) {
+    let (listener, target) = listen();
+    let [certificate, key] = files.each_ref().map(TextFile::path);
+    let mut program = match role {
+        Role::Server => Program::forward(target, &["--tls-cert", certificate, "--tls-key", key]),
+        Role::Client => forward(&[&format!("tls://{target}")], &files[0], &[]),
+    };
+    let mut wrong = Vec::new();
+    for plan in plans.filter(|plan| plan.role == role) {
+        let (client, accept) = (program.connect(), || accept(&listener));
+        let peers = match role {
+            Role::Server => play(&plan, identity, || client, accept),
+            Role::Client => play(&plan, identity, accept, || client),
+        };
+        let record = program.line("bytes_up=");
+        if let Err(what) = judge(&plan, &peers) {
+            wrong.push(format!("{what}\n{peers:?}\n{record}\n{plan:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}: {}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn drawn_sessions_end_as_planned() {
+    let identity = Identity::default();
+    let files = [&identity.certificate, &identity.key].map(|text| TextFile::new(text));
+    fs::set_permissions(files[1].path(), fs::Permissions::from_mode(0o600)).unwrap();
+    let (identity, files) = (&identity, &files);
+    thread::scope(|scope| {
+        for role in [Role::Server, Role::Client] {
+            for first in 0..THREADS {
+                let plans = (first..400)
+                    .step_by(4)
+                    .map(|number| Plan::draw(number, Kinds { key_updates: true }));
+                scope.spawn(move || run(identity, files, plans, role));
+            }
+        }
+    });
+}

@@ -1,0 +1,30 @@
+//! Sessions with TLS on one side, drawn from a number, and what their peers must see.
+//!
+//! ```text
+//!   number ─ plan ─▶ TLS peer ⇄ relay ⇄ plain peer ─▶ judge
+//!            │         └ record layer
+//!            └ data, empty records, tickets, key updates, alerts, ends, sizes of buffers
+//! ```
+//!
+//! The TLS peer shakes hands with rustls, and then seals and opens records itself. So it can send
+//! what no library sends. Two relays face the same plans:
+//! - the prototype in [`relay`], which leaves records to the kernel and splices their content;
+//! - the program, whose rustls works in user space (`tls::plans` of its tests).
+//!
+//! Note 024 has the results.
+#![deny(unsafe_code)]
+
+mod handshake;
+mod identity;
+mod judge;
+mod kernel;
+mod peer;
+mod plan;
+mod record_layer;
+pub mod relay;
+
+pub use identity::Identity;
+pub use judge::judge;
+pub use kernel::{can_update_keys, is_supported};
+pub use peer::{End, Peers, Seen, play};
+pub use plan::{Cipher, DownEnd, Item, Kinds, Order, Plan, Role, UpEnd};

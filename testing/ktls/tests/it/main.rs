@@ -1,0 +1,86 @@
+//! Sessions through the prototype, in kernels that have TLS.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use spliceway_ktls::relay::{Counts, Failure, relay};
+use spliceway_ktls::{DownEnd, Identity, Kinds, Peers, Plan, UpEnd, can_update_keys, is_supported, judge, play};
+
+/// Sessions at the same time.
+const THREADS: u64 = 8;
+
+/// Returns the relay's socket and the peer's.
+fn connected(listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, peer)
+}
+
+fn run(plan: &Plan, identity: &Identity, listener: &TcpListener) -> (Peers, Counts, Result<(), Failure>) {
+    let (tls, tls_peer) = connected(listener);
+    let (plain, plain_peer) = connected(listener);
+    thread::scope(|scope| {
+        let relay = scope.spawn(|| relay(plan, identity, tls, plain));
+        let peers = play(plan, identity, || tls_peer, || plain_peer);
+        let (counts, result) = relay.join().unwrap();
+        (peers, counts, result)
+    })
+}
+
+/// Runs many sessions, and prints what they did. All must be as planned.
+fn run_many(numbers: std::ops::Range<u64>, kinds: Kinds) {
+    if !is_supported() {
+        eprintln!("skipped: needs a kernel with TLS (CONFIG_TLS, module tls)");
+        return;
+    }
+    let identity = Identity::default();
+    let (next, wrong, total) = (
+        AtomicU64::new(numbers.start),
+        Mutex::new(Vec::new()),
+        Mutex::new(Counts::default()),
+    );
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= numbers.end {
+                        break;
+                    }
+                    let plan = Plan::draw(number, kinds);
+                    let (peers, counts, result) = run(&plan, &identity, &listener);
+                    total.lock().unwrap().add(&counts);
+                    let may_fail = plan.down_end == DownEnd::Reset
+                        || matches!(plan.up_end, UpEnd::Reset | UpEnd::FatalAlert | UpEnd::BadTag);
+                    let judged = judge(&plan, &peers).and_then(|()| match &result {
+                        Err(failure) if !may_fail => Err(format!("{failure:?}")),
+                        _ => Ok(()),
+                    });
+                    if let Err(what) = judged {
+                        wrong.lock().unwrap().push(format!("{what}; {result:?}; {plan:.600?}"));
+                    }
+                }
+            });
+        }
+    });
+    eprintln!("{:?}", total.into_inner().unwrap());
+    let wrong = wrong.into_inner().unwrap();
+    let first: Vec<&String> = wrong.iter().take(5).collect();
+    assert!(wrong.is_empty(), "{} of {numbers:?}: {first:#?}", wrong.len());
+}
+
+#[test]
+fn two_thousand_sessions_end_as_planned() {
+    run_many(0..2_000, Kinds { key_updates: false });
+}
+
+#[test]
+fn a_thousand_sessions_with_key_updates_end_as_planned() {
+    if is_supported() && !can_update_keys() {
+        eprintln!("skipped: needs a kernel whose TLS takes new keys (Linux 6.14)");
+        return;
+    }
+    run_many(10_000..11_000, Kinds { key_updates: true });
+}
