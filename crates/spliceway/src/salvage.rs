@@ -175,12 +175,9 @@ impl Salvage {
         }
     }
 
-    /// Returns whether the bytes that the failed side has sent may be an early answer. Its sender
-    /// then closes, and resets the connection because it has not read everything. Another error,
-    /// such as a timeout or a record of TLS that was changed, cuts the answer off.
+    /// Returns whether the bytes that the failed side has sent may be an early answer.
     fn may_be_answer(&self, options: &Options) -> bool {
-        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
-        if !matches!(self.broken.1.kind(), ConnectionReset | BrokenPipe | NotConnected) {
+        if !self.has_closed() {
             return false;
         }
         match options.early_answers {
@@ -188,6 +185,16 @@ impl Salvage {
             EarlyAnswers::Both => true,
             EarlyAnswers::To(client) => client != failed_peer(self.direction, self.broken.0),
         }
+    }
+
+    /// Returns whether the failed side has closed its connection. If it has not read everything, its
+    /// kernel resets the connection. Another error, such as a timeout or a damaged record of TLS,
+    /// cuts its stream off.
+    fn has_closed(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+        let kind = self.broken.1.kind();
+        // Windows reports a reset as an abort.
+        matches!(kind, ConnectionReset | BrokenPipe | NotConnected) || (cfg!(windows) && kind == ConnectionAborted)
     }
 
     fn enter(&mut self, stage: Stage) {

@@ -92,6 +92,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                 }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
+                // Who can forge a FIN can forge a reset.
+                if matches!(read, Poll::Ready(Err(_))) && !self.is_at_end {
+                    self.is_truncated.store(true, Ordering::Relaxed);
+                }
                 read.map_err(|error| TlsError::explain(error, self.peer))
             }
         }
@@ -148,6 +152,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     /// Returns the alert that came before the connection broke, if it is still unread.
     fn reason(&mut self, error: io::Error, cx: &mut Context<'_>) -> io::Error {
         match Pin::new(&mut self.inner).poll_fill_buf(cx) {
+            // The kernel reports a reset once. The write has met it, and the read finds an end.
+            Poll::Ready(Err(read)) if read.kind() == io::ErrorKind::UnexpectedEof => {
+                self.is_truncated.store(true, Ordering::Relaxed);
+                error
+            }
             Poll::Ready(Err(read)) if is_gone(&error) => TlsError::explain(read, self.peer),
             _ => error,
         }

@@ -241,21 +241,28 @@ async fn a_complete_upload_of_a_client_that_closed_ends_without_a_reset() {
     .await;
 }
 
-/// A server that answers, takes nothing, and fails.
-struct Failing(&'static [u8], ErrorKind);
+/// A server that answers, takes nothing, and fails: in a write, or in the read after its answer.
+struct Failing {
+    answer: &'static [u8],
+    error: ErrorKind,
+    fails_in_write: bool,
+}
 
 impl AsyncRead for Failing {
     fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.0.is_empty() {
-            return Poll::Ready(Err(self.1.into()));
+        if self.answer.is_empty() && !self.fails_in_write {
+            return Poll::Ready(Err(self.error.into()));
         }
-        buf.put_slice(std::mem::take(&mut self.0));
+        buf.put_slice(std::mem::take(&mut self.answer));
         Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Failing {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+        if self.fails_in_write {
+            return Poll::Ready(Err(self.error.into()));
+        }
         Poll::Pending
     }
 
@@ -272,18 +279,26 @@ impl AsyncWrite for Failing {
 /// was changed on its way, is no close.
 #[tokio::test]
 async fn an_answer_is_early_only_if_its_server_has_closed() {
-    for (kind, is_early) in [
+    let kinds = [
         (ErrorKind::ConnectionReset, true),
         (ErrorKind::BrokenPipe, true),
+        (ErrorKind::NotConnected, true),
         (ErrorKind::TimedOut, false),
         (ErrorKind::InvalidData, false),
         (ErrorKind::HostUnreachable, false),
-    ] {
+        (ErrorKind::UnexpectedEof, false),
+    ];
+    for ((error, is_early), fails_in_write) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let (mut near, near_end) = tcp().await;
         near.write_all(b"an upload").await.unwrap();
         near_end.readable().await.unwrap();
         let options = RelayOptions::new().early_answers_to(Peer::A).pass_resets(true);
-        let relay = Relay::with_options(near_end, Failing(b"an answer", kind), options);
+        let server = Failing {
+            answer: b"an answer",
+            error,
+            fails_in_write,
+        };
+        let relay = Relay::with_options(near_end, server, options);
         let reading = async {
             let mut answer = [0; 9];
             near.read_exact(&mut answer).await.unwrap();
@@ -292,13 +307,13 @@ async fn an_answer_is_early_only_if_its_server_has_closed() {
             near.read(&mut [0]).await.map_err(|error| error.kind())
         };
         let (ended, end) = guard(async { tokio::join!(relay, reading) }).await;
-        assert_eq!(ended.unwrap_err().source.kind(), kind);
+        assert_eq!(ended.unwrap_err().source.kind(), error);
         let expected = if is_early {
             Ok(0)
         } else {
             Err(ErrorKind::ConnectionReset)
         };
-        assert_eq!(end, expected, "{kind:?}");
+        assert_eq!(end, expected, "{error:?}, in a write: {fails_in_write}");
     }
 }
 
