@@ -246,9 +246,9 @@ impl RelayOptions {
     /// *read* fails while the other side still sends, the relay does the same. A
     /// [`CancelHandle`](crate::CancelHandle) ends these steps immediately.
     ///
-    /// An answer is early only if its sender has closed the connection: if the error is
-    /// `ConnectionReset`, `BrokenPipe` or `NotConnected`. After another error, such as a timeout, the
-    /// other side receives what the failed side has sent, and no end of the stream.
+    /// An answer is early only if its sender has closed the connection. The error is then
+    /// `ConnectionReset`, `BrokenPipe` or `NotConnected`. After another error, such as a timeout,
+    /// the other side receives what the failed side has sent, and no end of the stream.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.

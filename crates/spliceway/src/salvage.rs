@@ -187,9 +187,9 @@ impl Salvage {
         }
     }
 
-    /// Returns whether the failed side has closed its connection. If it has not read everything, its
-    /// kernel resets the connection. Another error, such as a timeout or a damaged record of TLS,
-    /// cuts its stream off.
+    /// Returns whether the failed side has closed its connection. If it has not read everything,
+    /// its kernel resets the connection. Another error, such as a timeout or a damaged record of
+    /// TLS, cuts its stream off.
     fn has_closed(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
         let kind = self.broken.1.kind();

@@ -54,6 +54,10 @@ pub(crate) const SUITES: &[Suite] = &[
         omitted: &[
             ("pitfalls::urgent", "the suite `urgent` has these tests"),
             ("pitfalls::ended", "the suite `urgent` has these tests"),
+            (
+                "unprivileged::three_hundred",
+                "300 relays at once took more than ten minutes",
+            ),
         ],
         quick: false,
         limit_seconds: 600,
@@ -105,7 +109,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "ktls",
-        purpose: "the prototype with TLS in the kernel: 3,000 sessions",
+        purpose: "a prototype with kernel TLS, and sessions generated at random",
         source: KTLS,
         filters: &[],
         omitted: &[],

@@ -15,7 +15,7 @@ use crate::identity::{Identity, NAME};
 use crate::plan::{Plan, Role};
 use crate::record_layer::{HEADER, length};
 
-/// What derives the keys after the first ones.
+/// Derives the keys that follow a key update.
 pub(crate) enum Later {
     Server(KernelConnection<ServerConnectionData>),
     Client(KernelConnection<ClientConnectionData>),

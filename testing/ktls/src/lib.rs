@@ -1,13 +1,13 @@
-//! Sessions with TLS on one side, drawn from a number, and what their peers must see.
+//! Sessions with TLS on one side, generated from a seed, and what their peers must see.
 //!
 //! ```text
-//!   number ─ plan ─▶ TLS peer ⇄ relay ⇄ plain peer ─▶ judge
-//!            │         └ record layer
-//!            └ data, empty records, tickets, key updates, alerts, ends, sizes of buffers
+//!   seed ─ plan ─▶ TLS peer ⇄ relay ⇄ plain peer ─▶ judge
+//!          │         └ record layer
+//!          └ data, empty records, tickets, key updates, alerts, ends, sizes of buffers
 //! ```
 //!
-//! The TLS peer shakes hands with rustls, and then seals and opens records itself. So it can send
-//! what no library sends. Two relays face the same plans:
+//! rustls performs the handshake of the TLS peer. Then the peer seals and opens records itself, so
+//! it can send what no library sends. Plans of one generator run against two relays:
 //! - the prototype in [`relay`], which leaves records to the kernel and splices their content;
 //! - the program, whose rustls works in user space (`tls::plans` of its tests).
 //!

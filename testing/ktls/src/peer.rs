@@ -43,6 +43,8 @@ pub struct Seen {
     pub bytes: usize,
     /// The place of the first byte that differs from what the other peer sent.
     pub wrong: Option<usize>,
+    /// Key updates of the relay.
+    pub key_updates: usize,
     /// What followed the data.
     pub end: End,
 }
@@ -107,7 +109,7 @@ pub fn play(
     })
 }
 
-/// The kernel tells of a reset once. If the writer learns of it, the reader sees an end.
+/// The kernel reports a reset only once. If the writer gets the report, the reader sees an end.
 fn seen_by_both(mut seen: Seen, written: &io::Result<()>) -> Seen {
     let is_reset = written
         .as_ref()
@@ -199,6 +201,7 @@ fn write_tls(mut socket: &TcpStream, keys: &mut Keys, plan: &Plan) -> io::Result
                 place += length;
             }
             Item::Empty => bytes.extend(keys.seal(DATA, &[], 0)),
+            Item::Canceled => bytes.extend(keys.seal(ALERT, &[1, 90], 0)),
             Item::Ticket => bytes.extend(keys.seal(HANDSHAKE, &ticket(), 0)),
             Item::KeyUpdate { is_requested } => {
                 bytes.extend(keys.seal(HANDSHAKE, &[24, 0, 0, 1, u8::from(is_requested)], 0));
@@ -214,13 +217,19 @@ fn write_tls(mut socket: &TcpStream, keys: &mut Keys, plan: &Plan) -> io::Result
             bytes.extend(keys.seal(DATA, &[0; 100], 0));
             *bytes.last_mut().expect("a record") ^= 1;
         }
+        UpEnd::BadVersion => {
+            bytes.extend(keys.seal(DATA, &[0; 100], 0));
+            let header = bytes.len() - (100 + 22);
+            bytes[header + 1] = 9;
+        }
+        UpEnd::TooLong => bytes.extend([&[DATA, 3, 3, 0xff, 0xff], &[0; 70_000][..]].concat()),
         UpEnd::Fin | UpEnd::Reset => {}
     }
     write(&mut bytes, true)?;
     match plan.up_end {
         UpEnd::NotifyAndFin | UpEnd::Fin => socket.shutdown(Shutdown::Write),
         UpEnd::Reset => reset(socket),
-        UpEnd::Notify | UpEnd::FatalAlert | UpEnd::BadTag => Ok(()),
+        _ => Ok(()),
     }
 }
 
@@ -260,6 +269,7 @@ struct Check<'a> {
     is_up: bool,
     bytes: usize,
     wrong: Option<usize>,
+    key_updates: usize,
 }
 
 impl<'a> Check<'a> {
@@ -269,6 +279,7 @@ impl<'a> Check<'a> {
             is_up,
             bytes: 0,
             wrong: None,
+            key_updates: 0,
         }
     }
 
@@ -288,6 +299,7 @@ impl<'a> Check<'a> {
         Seen {
             bytes: self.bytes,
             wrong: self.wrong,
+            key_updates: self.key_updates,
             end,
         }
     }
@@ -324,7 +336,11 @@ fn read_tls(mut socket: &TcpStream, mut keys: Keys, plan: &Plan) -> Seen {
                 (DATA, data) => check.data(data),
                 (ALERT, [_, 0]) => is_announced = true,
                 (ALERT, [_, alert]) => return check.ended(End::Alert(*alert)),
-                (HANDSHAKE, [24, ..]) => keys.update(),
+                // A request for another key update would never end.
+                (HANDSHAKE, [24, 0, 0, 1, 0]) => {
+                    check.key_updates += 1;
+                    keys.update();
+                }
                 (HANDSHAKE, [4, ..]) => {}
                 _ => return check.ended(End::Failed(format!("a record of type {kind}"))),
             }

@@ -39,6 +39,8 @@ pub enum Item {
     },
     /// A session ticket. Only servers send them.
     Ticket,
+    /// The warning `user_canceled`, which OpenJDK sends, and which has no effect.
+    Canceled,
 }
 
 /// How the TLS peer ends its direction.
@@ -56,6 +58,18 @@ pub enum UpEnd {
     FatalAlert,
     /// A record that was changed on its way.
     BadTag,
+    /// A header with a wrong version.
+    BadVersion,
+    /// A header with more bytes than a record may have.
+    TooLong,
+}
+
+impl UpEnd {
+    /// Returns whether the stream is complete, or seems so.
+    #[must_use]
+    pub fn is_regular(self) -> bool {
+        matches!(self, Self::Notify | Self::NotifyAndFin | Self::Fin)
+    }
 }
 
 /// How the plain peer ends its direction.
@@ -96,6 +110,8 @@ pub struct Plan {
     pub cipher: Cipher,
     /// `SO_SNDBUF` of the relay's sockets, if it is not the default: TLS, plain.
     pub send_buffers: [Option<usize>; 2],
+    /// The size of the relay's pipes, if it is not the default.
+    pub pipe: Option<usize>,
     /// `SO_RCVBUF` of the peers' sockets, if it is not the default: TLS, plain.
     pub receive_buffers: [Option<usize>; 2],
     /// The most bytes of a read by a peer: TLS, plain.
@@ -137,21 +153,24 @@ impl Plan {
             UpEnd::Reset,
             UpEnd::FatalAlert,
             UpEnd::BadTag,
+            UpEnd::BadVersion,
+            UpEnd::TooLong,
         ];
         let up_end = dice.choose(&ends);
-        let is_regular = matches!(up_end, UpEnd::Notify | UpEnd::NotifyAndFin | UpEnd::Fin);
-        let is_reset = is_regular && dice.below(8) == 0;
+        let receive_buffers = [small(&mut dice), small(&mut dice)];
+        let is_reset = up_end.is_regular() && dice.below(8) == 0;
         Self {
             number,
             role,
             cipher: dice.choose(&[Cipher::Aes128, Cipher::Aes256, Cipher::ChaCha20]),
             send_buffers: [small(&mut dice), small(&mut dice)],
-            receive_buffers: [small(&mut dice), small(&mut dice)],
+            pipe: dice.choose(&[None, None, Some(4_096), Some(8_192)]),
+            receive_buffers,
             reads: [reads(&mut dice), reads(&mut dice)],
             pieces: dice.choose(&[1_000, 16_406, 65_536]),
-            up: records(&mut dice, role, kinds),
+            up: records(&mut dice, role, kinds, receive_buffers[1]),
             up_end,
-            down: writes(&mut dice),
+            down: writes(&mut dice, receive_buffers[0]),
             down_end: if is_reset { DownEnd::Reset } else { DownEnd::Fin },
             order: dice.choose(&[Order::Together, Order::Together, Order::UpFirst, Order::DownFirst]),
         }
@@ -171,19 +190,26 @@ impl Plan {
     }
 }
 
-fn total(dice: &mut Dice) -> usize {
-    let most = dice.choose(&[0, 2_000, 60_000, 300_000]);
+/// Draws how many bytes a direction has.
+fn total(dice: &mut Dice, receive_buffer: Option<usize>) -> usize {
+    // A small window opens five times a second.
+    let most = match receive_buffer {
+        Some(bytes) => 8 * bytes,
+        None => dice.choose(&[0, 2_000, 60_000, 300_000]),
+    };
     dice.below(most + 1)
 }
 
-fn records(dice: &mut Dice, role: Role, kinds: Kinds) -> Vec<Item> {
-    let mut left = total(dice);
+fn records(dice: &mut Dice, role: Role, kinds: Kinds, receive_buffer: Option<usize>) -> Vec<Item> {
+    let mut left = total(dice, receive_buffer);
     let most = dice.choose(&[100, 1_500, LARGEST]);
     let mut items = Vec::new();
     loop {
         match dice.below(12) {
             0 => items.push(Item::Empty),
             1 if role == Role::Client => items.push(Item::Ticket),
+            // rustls accepts four.
+            3 if items.iter().filter(|item| **item == Item::Canceled).count() < 2 => items.push(Item::Canceled),
             2 if kinds.key_updates => items.push(Item::KeyUpdate {
                 is_requested: dice.below(2) == 0,
             }),
@@ -203,8 +229,8 @@ fn records(dice: &mut Dice, role: Role, kinds: Kinds) -> Vec<Item> {
     }
 }
 
-fn writes(dice: &mut Dice) -> Vec<usize> {
-    let mut left = total(dice);
+fn writes(dice: &mut Dice, receive_buffer: Option<usize>) -> Vec<usize> {
+    let mut left = total(dice, receive_buffer);
     let most = dice.choose(&[700, 5_000, 100_000]);
     let mut writes = Vec::new();
     while left > 0 {

@@ -101,9 +101,14 @@ pub fn relay(plan: &Plan, identity: &Identity, tls: TcpStream, plain: TcpStream)
     };
     let result = relay.run();
     if let Err(failure) = &result {
-        if matches!(failure, Failure::System(_, error) if error.raw_os_error() == Some(libc::EBADMSG)) {
+        let is_bad = matches!(failure, Failure::System(_, error) if error.raw_os_error() == Some(libc::EBADMSG));
+        // No record follows `close_notify`. Between the message of a key update and the new keys,
+        // the peer could not open one.
+        if is_bad && !relay.has_notified && relay.update != Update::Announced {
             const BAD_RECORD_MAC: [u8; 2] = [2, 20];
-            // The peer may be gone.
+            // The kernel has stored the error, and would report it instead of sending. The peer may
+            // be gone.
+            drop(tls.take_error());
             drop(kernel::send(&tls, ALERT, &BAD_RECORD_MAC));
         }
         reset_at_close(&[&tls, &plain]);
@@ -122,6 +127,8 @@ fn reset_at_close(sockets: &[&TcpStream]) {
 struct Flow {
     pipe: (OwnedFd, OwnedFd),
     held: usize,
+    /// Bytes that a receive returned, where a splice was expected to. They go first.
+    copied: Vec<u8>,
     /// The source has ended.
     is_ended: bool,
     /// The sink has the end too.
@@ -129,26 +136,40 @@ struct Flow {
 }
 
 impl Flow {
-    fn new() -> Result<Self, Failure> {
+    fn new(plan: &Plan) -> Result<Self, Failure> {
         let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+        let pipe = pipe.map_err(|errno| Failure::System("pipe", errno.into()))?;
+        if let Some(bytes) = plan.pipe {
+            let set = rustix::pipe::fcntl_setpipe_size(&pipe.1, bytes);
+            set.map_err(|errno| Failure::System("F_SETPIPE_SZ", errno.into()))?;
+        }
         Ok(Self {
-            pipe: pipe.map_err(|errno| Failure::System("pipe", errno.into()))?,
+            pipe,
             held: 0,
+            copied: Vec::new(),
             is_ended: false,
             is_finished: false,
         })
     }
 
-    /// Puts bytes that a receive returned into the empty pipe, which has room for a record.
-    fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let put = rustix::io::write(&self.pipe.1, bytes).map_err(|errno| Failure::System("write", errno.into()))?;
-        assert_eq!(put, bytes.len(), "an empty pipe has room for a record");
-        self.held += put;
-        Ok(())
+    fn is_empty(&self) -> bool {
+        self.held == 0 && self.copied.is_empty()
+    }
+
+    /// Moves bytes to the sink, and returns how many.
+    fn drain(&mut self, sink: &TcpStream) -> Result<usize, Errno> {
+        if self.copied.is_empty() {
+            let bytes = moved(&self.pipe.0, sink, self.held)?;
+            self.held -= bytes;
+            return Ok(bytes);
+        }
+        let bytes = rustix::net::send(sink, &self.copied, rustix::net::SendFlags::NOSIGNAL)?;
+        self.copied.drain(..bytes);
+        Ok(bytes)
     }
 }
 
-/// What the kernel's TLS has been given, and what of it is in the socket's send queue.
+/// Counts the bytes given to kernel TLS. They are compared with what reached the send queue.
 struct Queue {
     /// Bytes that had been queued before the kernel encrypted.
     before: u64,
@@ -213,7 +234,7 @@ enum Update {
     Announced,
 }
 
-/// What may succeed, as far as the kernel has said. It tells only changes, as it does to tokio.
+/// Readiness, as last reported. epoll reports only changes, as it does to tokio.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
     reads: bool,
@@ -268,8 +289,8 @@ impl<'a> Relay<'a> {
                 writes: true,
             },
             later,
-            up: Flow::new()?,
-            down: Flow::new()?,
+            up: Flow::new(plan)?,
+            down: Flow::new(plan)?,
             queue,
             update: Update::None,
             has_notified: false,
@@ -293,9 +314,10 @@ impl<'a> Relay<'a> {
     /// Moves bytes from the TLS socket to the plain one. Returns whether anything changed.
     fn up(&mut self) -> Result<bool, Failure> {
         let mut has_moved = false;
-        if self.up.held == 0 && !self.up.is_ended && self.tls_ready.reads {
+        if self.up.is_empty() && !self.up.is_ended && self.tls_ready.reads {
             match moved(self.tls, &self.up.pipe.1, 1 << 16) {
-                Ok(0) | Err(Errno::INVAL) => has_moved |= self.receive_record()?,
+                Ok(0) => has_moved |= self.receive_record(false)?,
+                Err(Errno::INVAL) => has_moved |= self.receive_record(true)?,
                 Ok(bytes) => {
                     self.up.held = bytes;
                     self.counts.spliced[0] += bytes as u64;
@@ -305,17 +327,14 @@ impl<'a> Relay<'a> {
                 Err(errno) => return Err(Failure::System("splice from TLS", errno.into())),
             }
         }
-        if self.up.held > 0 && self.plain_ready.writes {
-            match moved(&self.up.pipe.0, self.plain, self.up.held) {
-                Ok(bytes) => {
-                    self.up.held -= bytes;
-                    has_moved = true;
-                }
+        if !self.up.is_empty() && self.plain_ready.writes {
+            match self.up.drain(self.plain) {
+                Ok(_) => has_moved = true,
                 Err(Errno::AGAIN) => self.plain_ready.writes = false,
                 Err(errno) => return Err(Failure::System("splice to plain", errno.into())),
             }
         }
-        if self.up.is_ended && self.up.held == 0 && !self.up.is_finished {
+        if self.up.is_ended && self.up.is_empty() && !self.up.is_finished {
             self.plain.shutdown(Shutdown::Write).map_err(system("shutdown"))?;
             self.up.is_finished = true;
             has_moved = true;
@@ -323,10 +342,12 @@ impl<'a> Relay<'a> {
         Ok(has_moved)
     }
 
-    /// Receives what a splice did not move. Returns whether there was anything.
-    fn receive_record(&mut self) -> Result<bool, Failure> {
+    /// Receives what a splice did not move. Returns whether there was anything. A splice that was
+    /// refused has met a record that is not data, or a damaged header. Its error is told once.
+    fn receive_record(&mut self, was_refused: bool) -> Result<bool, Failure> {
         let mut bytes = [0; 1 << 15];
         let (kind, length) = match kernel::receive(self.tls, &mut bytes) {
+            Ok((None, _)) | Err(_) if was_refused => return Err(Failure::Protocol("a damaged header")),
             Ok(received) => received,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.counts.empty += 1;
@@ -341,9 +362,10 @@ impl<'a> Relay<'a> {
             (Some(DATA), data) => {
                 self.counts.empty += 1;
                 self.counts.received[0] += data.len() as u64;
-                self.up.put(data)?;
+                self.up.copied = data.to_vec();
             }
             (Some(ALERT), [_, 0]) => self.up.is_ended = true,
+            (Some(ALERT), [1, 90]) => {}
             (Some(ALERT), [_, alert]) => return Err(Failure::Alert(*alert)),
             (Some(HANDSHAKE), messages) => self.receive_messages(messages)?,
             _ => return Err(Failure::Protocol("a record of an unknown type")),
@@ -390,13 +412,12 @@ impl<'a> Relay<'a> {
             return self.update_keys();
         }
         let mut has_moved = false;
-        if self.down.held == 0 && !self.down.is_ended && self.plain_ready.reads {
+        if self.down.is_empty() && !self.down.is_ended && self.plain_ready.reads {
             has_moved |= self.fill_from_plain()?;
         }
-        if self.down.held > 0 && self.tls_ready.writes {
-            match moved(&self.down.pipe.0, self.tls, self.down.held) {
+        if !self.down.is_empty() && self.tls_ready.writes {
+            match self.down.drain(self.tls) {
                 Ok(bytes) => {
-                    self.down.held -= bytes;
                     self.queue.content += bytes as u64;
                     self.counts.spliced[1] += bytes as u64;
                     has_moved = true;
@@ -408,7 +429,7 @@ impl<'a> Relay<'a> {
                 Err(errno) => return Err(Failure::System("splice to TLS", errno.into())),
             }
         }
-        if self.down.is_ended && self.down.held == 0 {
+        if self.down.is_ended && self.down.is_empty() {
             has_moved |= self.finish_tls()?;
         }
         Ok(has_moved)
@@ -423,7 +444,7 @@ impl<'a> Relay<'a> {
                     Ok((0, _)) => self.down.is_ended = true,
                     Ok((length, _)) => {
                         self.counts.received[1] += length as u64;
-                        self.down.put(&bytes[..length])?;
+                        self.down.copied = bytes[..length].to_vec();
                     }
                     Err(Errno::AGAIN) => {
                         self.plain_ready.reads = false;
@@ -528,8 +549,8 @@ impl<'a> Relay<'a> {
         Ok(())
     }
 
-    /// Waits until the TLS peer closes. What it has not received yet would be lost by a reset, and
-    /// so would a close beside unread bytes.
+    /// Waits until the TLS peer closes. A close with unread bytes causes a reset, which discards
+    /// what the peer has not received.
     fn linger(&self) {
         let until = Instant::now() + LINGER;
         let mut bytes = [0; 1 << 12];

@@ -92,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                 }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
-                // Who can forge a FIN can forge a reset.
+                // An attacker can forge a reset as well as a FIN.
                 if matches!(read, Poll::Ready(Err(_))) && !self.is_at_end {
                     self.is_truncated.store(true, Ordering::Relaxed);
                 }

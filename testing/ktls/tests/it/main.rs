@@ -28,6 +28,26 @@ fn run(plan: &Plan, identity: &Identity, listener: &TcpListener) -> (Peers, Coun
     })
 }
 
+/// Compares what the relay says with the plan.
+fn judge_relay(plan: &Plan, counts: &Counts, result: &Result<(), Failure>) -> Result<(), String> {
+    let errno = match result {
+        Err(Failure::System(_, error)) => error.raw_os_error(),
+        _ => None,
+    };
+    let is_reset = matches!(errno, Some(libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN));
+    let is_planned = match (plan.up_end, plan.down_end) {
+        // The relay may still send tickets when the reset comes.
+        (UpEnd::Reset, _) => is_reset || matches!(result, Err(Failure::Handshake(_))),
+        (_, DownEnd::Reset) => is_reset,
+        (UpEnd::FatalAlert, _) => matches!(result, Err(Failure::Alert(80))),
+        (UpEnd::BadTag, _) => errno == Some(libc::EBADMSG),
+        (UpEnd::BadVersion, _) => errno == Some(libc::EINVAL) || matches!(result, Err(Failure::Protocol(_))),
+        (UpEnd::TooLong, _) => errno == Some(libc::EMSGSIZE),
+        _ => result.is_ok() && counts.spliced[0] + counts.received[0] == plan.up_bytes() as u64,
+    };
+    if is_planned { Ok(()) } else { Err(format!("{counts:?}")) }
+}
+
 /// Runs many sessions, and prints what they did. All must be as planned.
 fn run_many(numbers: std::ops::Range<u64>, kinds: Kinds) {
     if !is_supported() {
@@ -52,13 +72,9 @@ fn run_many(numbers: std::ops::Range<u64>, kinds: Kinds) {
                     let plan = Plan::draw(number, kinds);
                     let (peers, counts, result) = run(&plan, &identity, &listener);
                     total.lock().unwrap().add(&counts);
-                    let may_fail = plan.down_end == DownEnd::Reset
-                        || matches!(plan.up_end, UpEnd::Reset | UpEnd::FatalAlert | UpEnd::BadTag);
-                    let judged = judge(&plan, &peers).and_then(|()| match &result {
-                        Err(failure) if !may_fail => Err(format!("{failure:?}")),
-                        _ => Ok(()),
-                    });
+                    let judged = judge(&plan, &peers, false).and_then(|()| judge_relay(&plan, &counts, &result));
                     if let Err(what) = judged {
+                        eprintln!("{number}: {:?} {:?}: {what}; {result:?}", plan.up_end, plan.down_end);
                         wrong.lock().unwrap().push(format!("{what}; {result:?}; {plan:.600?}"));
                     }
                 }

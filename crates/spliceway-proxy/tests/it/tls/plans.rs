@@ -1,10 +1,10 @@
-//! Sessions of every kind, drawn from numbers, with records that no library sends.
+//! Sessions generated at random, with records that no library sends.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
-use spliceway_ktls::{Identity, Kinds, Plan, Role, judge, play};
+use spliceway_ktls::{DownEnd, Identity, Kinds, Plan, Role, UpEnd, judge, play};
 
 use super::originate::forward;
 use crate::harness::{Program, TextFile, accept, listen};
@@ -28,11 +28,32 @@ fn run(identity: &Identity, files: &[TextFile; 2], plans: impl Iterator<Item = P
             Role::Client => play(&plan, identity, accept, || client),
         };
         let record = program.line("bytes_up=");
-        if let Err(what) = judge(&plan, &peers) {
+        let judged = judge(&plan, &peers, true).and_then(|()| judge_record(&plan, &record));
+        if let Err(what) = judged {
             wrong.push(format!("{what}\n{peers:?}\n{record}\n{plan:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}: {}", wrong.len(), wrong.join("\n\n"));
+}
+
+/// Compares the record of a session that ended regularly with the plan.
+fn judge_record(plan: &Plan, record: &str) -> Result<(), String> {
+    if !plan.up_end.is_regular() || plan.down_end == DownEnd::Reset {
+        return Ok(());
+    }
+    let (from_tls, from_plain) = (plan.up_bytes(), plan.down_bytes());
+    let (up, down, truncated) = match plan.role {
+        Role::Server => (from_tls, from_plain, " truncated="),
+        Role::Client => (from_plain, from_tls, " target_truncated="),
+    };
+    let is_right = record.contains(&format!(" bytes_up={up} bytes_down={down} "))
+        && record.contains("_eof")
+        && record.contains(truncated) == (plan.up_end == UpEnd::Fin);
+    if is_right {
+        Ok(())
+    } else {
+        Err("the record differs".to_owned())
+    }
 }
 
 #[test]
