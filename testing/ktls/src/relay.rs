@@ -10,8 +10,8 @@
 //!   room for a control message tells what is there: data, another record, or the end.
 //! - After a key update of the peer, the kernel gets the next keys at once. If the peer asks for
 //!   it, the relay updates its own.
-//! - The kernel may hold a record that is only partly in the socket's send queue. A FIN, or new
-//!   keys, would cut it off. So they wait until the queue has had everything ([`Queue`]).
+//! - The kernel may hold a record that is only partly in the socket's send queue. A FIN would cut
+//!   it off. So it waits until the queue has had everything (`Queue`).
 
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, TcpStream};
@@ -102,9 +102,8 @@ pub fn relay(plan: &Plan, identity: &Identity, tls: TcpStream, plain: TcpStream)
     let result = relay.run();
     if let Err(failure) = &result {
         let is_bad = matches!(failure, Failure::System(_, error) if error.raw_os_error() == Some(libc::EBADMSG));
-        // No record follows `close_notify`. Between the message of a key update and the new keys,
-        // the peer could not open one.
-        if is_bad && !relay.has_notified && relay.update != Update::Announced {
+        // No record follows `close_notify`.
+        if is_bad && !relay.has_notified {
             const BAD_RECORD_MAC: [u8; 2] = [2, 20];
             // The kernel has stored the error, and would report it instead of sending. The peer may
             // be gone.
@@ -224,16 +223,6 @@ fn queued(socket: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// A key update of the relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Update {
-    None,
-    /// The peer has asked for it.
-    Due,
-    /// The message is on its way, and the keys follow.
-    Announced,
-}
-
 /// Readiness, as last reported. epoll reports only changes, as it does to tokio.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
@@ -251,7 +240,8 @@ struct Relay<'a> {
     up: Flow,
     down: Flow,
     queue: Queue,
-    update: Update,
+    /// The peer has asked for a key update of the relay.
+    owes_update: bool,
     has_notified: bool,
     /// Something waits for the send queue.
     looks_again: bool,
@@ -292,7 +282,7 @@ impl<'a> Relay<'a> {
             up: Flow::new(plan)?,
             down: Flow::new(plan)?,
             queue,
-            update: Update::None,
+            owes_update: false,
             has_notified: false,
             looks_again: false,
             counts: Counts::default(),
@@ -392,9 +382,7 @@ impl<'a> Relay<'a> {
                     kernel::set_receive_keys(self.tls, 0, &keys).map_err(system("TLS_RX, next keys"))?;
                     self.counts.key_updates[0] += 1;
                     // Several requests need one answer, and none may follow close_notify.
-                    if *is_requested == 1 && self.update == Update::None && !self.has_notified {
-                        self.update = Update::Due;
-                    }
+                    self.owes_update |= *is_requested == 1 && !self.has_notified;
                 }
                 _ => return Err(Failure::Protocol("a message that may not come")),
             }
@@ -408,7 +396,7 @@ impl<'a> Relay<'a> {
         if self.down.is_finished {
             return Ok(false);
         }
-        if self.update != Update::None {
+        if self.owes_update {
             return self.update_keys();
         }
         let mut has_moved = false;
@@ -488,14 +476,7 @@ impl<'a> Relay<'a> {
 
     fn update_keys(&mut self) -> Result<bool, Failure> {
         const NOT_REQUESTED: [u8; 5] = [24, 0, 0, 1, 0];
-        if !self.is_queued()? {
-            return Ok(false);
-        }
-        if self.update == Update::Due {
-            if self.send(HANDSHAKE, &NOT_REQUESTED)? {
-                self.update = Update::Announced;
-                return Ok(true);
-            }
+        if !self.send(HANDSHAKE, &NOT_REQUESTED)? {
             return Ok(false);
         }
         let keys = self.later.next_send_keys();
@@ -503,7 +484,7 @@ impl<'a> Relay<'a> {
         let set = self.queue.set_keys(self.tls, keys);
         set.map_err(system("TLS_TX, next keys"))?;
         self.counts.key_updates[1] += 1;
-        self.update = Update::None;
+        self.owes_update = false;
         Ok(true)
     }
 
