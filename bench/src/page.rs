@@ -68,9 +68,12 @@ impl Results {
     /// Writes the results and the tables of all results.
     pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let mut file = GzEncoder::new(File::create(folder.join(RESULTS))?, Compression::best());
+        // A run that is stopped in the middle of a write keeps the results before it.
+        let incomplete = folder.join("incomplete.json.gz");
+        let mut file = GzEncoder::new(File::create(&incomplete)?, Compression::best());
         serde_json::to_writer(&mut file, self)?;
         file.finish()?;
+        fs::rename(incomplete, folder.join(RESULTS))?;
         fs::write(folder.join("field.md"), self.tables())
     }
 
