@@ -100,13 +100,13 @@ pub(crate) fn send_queue(socket: &TcpStream) -> io::Result<u64> {
 
 fn set_option(socket: &TcpStream, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     let (bytes, length) = (value.as_ptr().cast(), size(value.len()));
-    // SAFETY: the kernel reads `length` bytes at `bytes`, which are those of `value`.
+    // SAFETY: the kernel reads `length` bytes at `bytes`, which `value` has.
     succeeded(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, bytes, length) })
 }
 
 fn get_option(socket: &TcpStream, level: c_int, name: c_int, value: &mut [u8]) -> io::Result<()> {
     let (bytes, mut length) = (value.as_mut_ptr().cast(), size(value.len()));
-    // SAFETY: the kernel writes at most `length` bytes at `bytes`, which are those of `value`.
+    // SAFETY: the kernel writes at most `length` bytes at `bytes`, which `value` has.
     succeeded(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, bytes, &raw mut length) })
 }
 

@@ -60,7 +60,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds those of another session.
+    /// Adds the counts of another session.
     pub fn add(&mut self, other: &Self) {
         for of in 0..2 {
             self.spliced[of] += other.spliced[of];
@@ -107,8 +107,8 @@ pub fn relay(plan: &Plan, identity: &Identity, tls: TcpStream, plain: TcpStream)
             const BAD_RECORD_MAC: [u8; 2] = [2, 20];
             // The kernel has stored the error, and would report it instead of sending. The peer may
             // be gone.
-            drop(tls.take_error());
-            drop(kernel::send(&tls, ALERT, &BAD_RECORD_MAC));
+            let _ = tls.take_error();
+            let _ = kernel::send(&tls, ALERT, &BAD_RECORD_MAC);
         }
         reset_at_close(&[&tls, &plain]);
     }

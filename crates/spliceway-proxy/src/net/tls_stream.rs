@@ -92,10 +92,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                 }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
-                // An attacker can forge a reset as well as a FIN.
-                if matches!(read, Poll::Ready(Err(_))) && !self.is_at_end {
-                    self.is_truncated.store(true, Ordering::Relaxed);
-                }
                 read.map_err(|error| TlsError::explain(error, self.peer))
             }
         }
@@ -153,11 +149,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     fn reason(&mut self, error: io::Error, cx: &mut Context<'_>) -> io::Error {
         match Pin::new(&mut self.inner).poll_fill_buf(cx) {
             // The kernel reports a reset once. The write has met it, and the read finds an end.
-            Poll::Ready(Err(read)) if read.kind() == io::ErrorKind::UnexpectedEof => {
-                self.is_truncated.store(true, Ordering::Relaxed);
-                error
+            Poll::Ready(Err(read)) if is_gone(&error) && read.kind() != io::ErrorKind::UnexpectedEof => {
+                TlsError::explain(read, self.peer)
             }
-            Poll::Ready(Err(read)) if is_gone(&error) => TlsError::explain(read, self.peer),
             _ => error,
         }
     }

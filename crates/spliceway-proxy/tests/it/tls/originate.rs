@@ -193,34 +193,27 @@ fn a_cut_question_of_a_tls_client_stays_cut() {
     assert!(program.line("bytes_up=").contains(" truncated="));
 }
 
-/// The target leaves the rest of the upload unread, so its kernel resets the connection.
+/// An attacker can forge a reset as well as a FIN.
 #[test]
-fn an_early_answer_of_a_tls_target_reaches_its_client_whole() {
-    const ANSWER: &[u8] = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n";
+fn a_stream_cut_by_a_reset_is_not_announced_as_complete() {
     let (authority, ca) = trusted();
     let server = Server::new(&authority.issue(&["127.0.0.1"]));
-    let program = forward(&[&server.target()], &ca, &[]);
-    for is_announced in [true, false] {
-        let client = program.connect();
-        let mut target = server.accept();
-        thread::scope(|scope| {
-            // The write ends with the connection.
-            scope.spawn(|| (&client).write_all(&pattern(1, LARGE)).map_err(drop));
-            target.receive(1000);
-            target.send(ANSWER);
-            if is_announced {
-                target.finish();
-            }
-            let mut answer = [0; ANSWER.len()];
-            (&client).read_exact(&mut answer).unwrap();
-            assert_eq!(answer, ANSWER);
-            // A write of the relay waits for the target, and meets the reset.
-            drop(target);
-            let read = (&client).read(&mut [0]).map_err(|error| error.kind());
-            assert_eq!(read, Ok(0), "announced: {is_announced}");
-            let _ = client.shutdown(Shutdown::Both);
+    let pair = Pair::new(&["a.test"]);
+    let program = forward(&[&server.target()], &ca, &pair.arguments());
+    let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
+    let mut target = server.accept();
+    target.send(b"part");
+    assert_eq!(client.receive(4), b"part");
+    thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            client.send(&pattern(1, LARGE));
+            client.rest()
         });
-    }
+        // The relay still has bytes for the target.
+        target.receive(LARGE / 2);
+        reset(target.into_socket());
+        assert!(client.join().unwrap().is_err());
+    });
 }
 
 #[test]
