@@ -221,7 +221,7 @@ fn faults_of_the_file_and_of_certificates_are_found() {
     let pair = Pair::new(&["a.test"]);
     let text = format!(
         "{}tls_cert = \"{}\"\ntls_key = \"{}\"\n",
-        forward("127.0.0.1:0", &[listen().1]),
+        forward("127.0.0.1:0", &[refusing()]),
         pair.certificate.path(),
         pair.key.path()
     );

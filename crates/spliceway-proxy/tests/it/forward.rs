@@ -183,8 +183,7 @@ fn iperf3_bidir_moves_bytes_both_ways() {
     if !has_tool("iperf3", "iperf3") {
         return;
     }
-    let (listener, address) = listen();
-    drop(listener);
+    let address = refusing();
     let port = address.port().to_string();
     let server = Command::new("iperf3")
         .args(["--server", "--bind", "127.0.0.1", "--forceflush", "--port", &port])

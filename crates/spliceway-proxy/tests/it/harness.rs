@@ -1,19 +1,24 @@
 //! The program as a child process, targets for it, and its metrics.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+use socket2::{Domain, Socket, Type};
+
+mod files;
+
+pub(crate) use files::{Folder, TextFile};
 
 /// The time after which a test that waits for an event fails. No step takes that long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running `spliceway`, which is killed when this value is dropped.
 pub(crate) struct Program {
@@ -407,60 +412,6 @@ pub(crate) fn address_in(line: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
 }
 
-/// Returns a path that nothing has.
-fn temporary(name: &str) -> std::path::PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("spliceway-test-{}-{number}-{name}", std::process::id()))
-}
-
-/// A file with these lines. The file is removed when the value is dropped.
-pub(crate) struct TextFile(pub(crate) std::path::PathBuf);
-
-impl TextFile {
-    pub(crate) fn new(lines: &str) -> Self {
-        let file = Self(temporary("file"));
-        file.write(lines);
-        file
-    }
-
-    /// Replaces the lines.
-    pub(crate) fn write(&self, lines: &str) {
-        std::fs::write(&self.0, lines).unwrap();
-    }
-
-    pub(crate) fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for TextFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// A directory that is removed when the value is dropped.
-pub(crate) struct Folder(pub(crate) std::path::PathBuf);
-
-impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
-        let folder = Self(temporary(name));
-        std::fs::create_dir(&folder.0).unwrap();
-        folder
-    }
-
-    pub(crate) fn file(&self, name: &str, text: &str) {
-        std::fs::write(self.0.join(name), text).unwrap();
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Returns the path of a file in `contrib`.
 pub(crate) fn contrib(path: &str) -> std::path::PathBuf {
     std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib")).join(path)
@@ -526,9 +477,16 @@ pub(crate) fn echo(address: &str) -> SocketAddr {
     address
 }
 
-/// Returns an address of this machine on which no program listens.
+/// Returns an address of this machine on which no program listens. A program may still listen on it,
+/// but the kernel gives its port to none that asks for any port, until the tests end.
 pub(crate) fn refusing() -> SocketAddr {
-    listen().1
+    static HOLDERS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
+    let holder = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    holder.set_reuse_address(true).unwrap();
+    holder.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let address = holder.local_addr().unwrap().as_socket().unwrap();
+    HOLDERS.lock().unwrap().push(holder);
+    address
 }
 
 /// Returns `length` bytes that differ for each `seed`.

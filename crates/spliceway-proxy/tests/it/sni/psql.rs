@@ -1,6 +1,6 @@
 //! psql through the router to real servers of PostgreSQL.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,7 +9,7 @@ use std::time::Instant;
 use spliceway_net::has_tool;
 
 use super::router;
-use crate::harness::{Folder, PATIENCE, Program, let_pass};
+use crate::harness::{Folder, PATIENCE, Program, let_pass, refusing};
 
 /// The server refuses to run as root.
 const AS_POSTGRES: [&str; 4] = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
@@ -63,7 +63,7 @@ impl Server {
         run(Command::new("chown")
             .arg("postgres")
             .args([path("data/server.key"), path("data/server.crt")]));
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = refusing();
         let child = as_postgres("postgres")
             .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="])
             .args(["-c", "ssl=on", "-c", &format!("port={}", address.port())])

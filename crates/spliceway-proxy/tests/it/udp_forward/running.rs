@@ -170,8 +170,8 @@ fn an_upgrade_loses_no_datagram_of_a_new_client() {
 #[test]
 fn a_backend_at_which_nothing_receives_is_ejected() {
     let a = marking("127.0.0.1:0", b'a').to_string();
-    let dead = free().to_string();
-    let mut arguments = vec!["forward", "--udp", "-l", "127.0.0.1:0", "-r", &dead, "-r", &a];
+    // Port because nothing receives there.
+    let mut arguments = vec!["forward", "--udp", "-l", "127.0.0.1:0", "-r", "127.0.0.9:9", "-r", &a];
     arguments.extend(["--balance", "first", "--eject-after", "1", "--eject-time", "1h"]);
     let mut program = Program::start(&arguments);
     client(&program).send(b"lost").unwrap();

@@ -126,16 +126,11 @@ fn haproxy(file: &TextFile, address: SocketAddr, front: &str, back: &str) -> Opt
     Some(other)
 }
 
-/// Returns an address that is free now.
-fn free() -> SocketAddr {
-    listen().1
-}
-
 #[test]
 fn the_target_learns_the_same_as_from_haproxy() {
     let setting = Setting::new();
     let (listener, target) = listen();
-    let (file, pem, address) = (TextFile::new(""), TextFile::new(""), free());
+    let (file, pem, address) = (TextFile::new(""), TextFile::new(""), refusing());
     let read = |file: &TextFile| std::fs::read_to_string(file.path()).unwrap();
     pem.write(&(read(&setting.pair.certificate) + &read(&setting.pair.key)));
     let front = format!(
@@ -165,7 +160,7 @@ fn the_target_learns_the_same_as_from_haproxy() {
 fn haproxy_accepts_the_header_and_reads_the_name() {
     let setting = Setting::new();
     let (listener, target) = listen();
-    let (file, address) = (TextFile::new(""), free());
+    let (file, address) = (TextFile::new(""), refusing());
     let front = format!("bind {address}\n tcp-request connection expect-proxy layer4 if {{ src 127.0.0.1 }}");
     let front = format!("{front}\n tcp-request content reject if !{{ fc_pp_authority a.test }}");
     let back = format!("server s {target}");
