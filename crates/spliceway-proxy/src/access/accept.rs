@@ -33,7 +33,7 @@ const CLIENTS_PER_POLL: u32 = 16;
 /// that have already disconnected, unless there are too many in a row. After a shortage of
 /// descriptors or memory, the function waits. The wait is 50 ms at first and grows to 1 s. `failed`
 /// counts the name of each error.
-pub(crate) async fn accept(
+pub(super) async fn accept(
     listener: &Listener,
     admission: &Arc<Admission>,
     failed: &impl Fn(&'static str),

@@ -48,7 +48,7 @@ pub(crate) struct RateArg {
 pub(crate) struct Rates {
     pub(super) connection: Option<ByteRate>,
     pub(super) client: Option<ByteRate>,
-    pub(crate) service: Option<ByteRate>,
+    pub(super) service: Option<ByteRate>,
 }
 
 /// The buckets of a service and of its clients.

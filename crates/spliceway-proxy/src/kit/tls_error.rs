@@ -27,7 +27,7 @@ pub(crate) struct BadCertificate<'a>(pub(crate) &'a CertificateError, pub(crate)
 
 /// A name that rustls or webpki have for an error, such as `UnknownCA`, as words. Other text stays
 /// as it is.
-pub(crate) struct Words<'a>(pub(crate) &'a str);
+pub(super) struct Words<'a>(pub(super) &'a str);
 
 impl TlsError {
     /// Returns the same error with the text for an operator, if it is one of TLS.
@@ -40,7 +40,7 @@ impl TlsError {
     }
 
     /// Returns what [`Self::explain`] has put into an error.
-    pub(crate) fn of(error: &io::Error) -> Option<&Self> {
+    pub(super) fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum TlsFailure {
 }
 
 impl TlsFailure {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "tls_expired",
             Self::NotYetValid => "tls_not_yet_valid",

@@ -46,7 +46,7 @@ const RED: u8 = 31;
 
 impl Line {
     /// Starts a line with the time of now.
-    pub(crate) fn new(format: Format) -> Self {
+    pub(super) fn new(format: Format) -> Self {
         let mut line = Self::empty(format);
         match format {
             Format::Text => push_time(&mut line.text),

@@ -30,7 +30,7 @@ pub(crate) enum MirrorResult {
 }
 
 impl MirrorResult {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Complete,
         Self::Cut,
         Self::Lost,
@@ -39,7 +39,7 @@ impl MirrorResult {
         Self::Limit,
     ];
 
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",
             Self::Cut => "cut",

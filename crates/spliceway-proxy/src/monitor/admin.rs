@@ -9,7 +9,7 @@ mod route;
 mod routes;
 mod services;
 mod sessions;
-pub(crate) mod view;
+pub(super) mod view;
 
 use std::sync::Arc;
 use std::time::Duration;

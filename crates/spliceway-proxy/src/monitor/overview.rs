@@ -216,7 +216,7 @@ impl Overview {
     }
 
     /// Returns the state now.
-    pub(crate) async fn status(&self) -> api::Status {
+    pub(super) async fn status(&self) -> api::Status {
         let sample = self.sample().await;
         self.status_at(&sample, Reader::Operator).await
     }

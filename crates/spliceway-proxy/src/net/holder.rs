@@ -82,7 +82,7 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// Returns whether a process listens on the Unix socket at this path.
-pub(crate) fn has_listener(path: &Path) -> bool {
+pub(super) fn has_listener(path: &Path) -> bool {
     !at_path(path).is_empty()
 }
 

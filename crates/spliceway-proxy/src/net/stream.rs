@@ -54,7 +54,7 @@ impl Stream {
     }
 
     /// Returns the socket, which is below TLS.
-    pub(crate) fn socket(&self) -> &Self {
+    pub(super) fn socket(&self) -> &Self {
         match self {
             // TLS to a target may be inside of TLS to a proxy.
             Self::Tls(stream) => stream.socket().socket(),

@@ -45,7 +45,7 @@ impl<S: AsyncRead> TlsStream<S> {
     }
 
     /// Returns the connection below TLS.
-    pub(crate) fn socket(&self) -> &S {
+    pub(super) fn socket(&self) -> &S {
         self.inner.get_ref().0.get_ref()
     }
 

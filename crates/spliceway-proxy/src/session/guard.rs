@@ -92,7 +92,7 @@ impl Guard {
         &self.service
     }
 
-    pub(crate) fn session(&self) -> &Arc<Session> {
+    pub(super) fn session(&self) -> &Arc<Session> {
         &self.session
     }
 

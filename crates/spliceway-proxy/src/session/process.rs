@@ -53,7 +53,7 @@ impl Process {
         self.handed_over.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_handed_over(&self) -> bool {
+    pub(super) fn has_handed_over(&self) -> bool {
         self.handed_over.load(Ordering::Relaxed)
     }
 }

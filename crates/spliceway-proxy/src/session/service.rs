@@ -70,7 +70,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Returns whether the user of a session is the name in the certificate of its client.
-    pub(crate) fn has_users_by_certificate(&self) -> bool {
+    pub(super) fn has_users_by_certificate(&self) -> bool {
         self.users.is_none() && self.tls.as_ref().is_some_and(|tls| tls.clients().is_some())
     }
 

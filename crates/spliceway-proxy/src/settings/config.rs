@@ -46,11 +46,11 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) log: Log,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) timeouts: Timeouts,
+    pub(super) timeouts: Timeouts,
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) limits: Limits,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) engine: Engine,
+    pub(super) engine: Engine,
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) admin: Admin,
     #[serde(skip_serializing_if = "is_default")]
@@ -59,10 +59,10 @@ pub(crate) struct Config {
     pub(super) defaults: Defaults,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<User>")]
-    pub(crate) user: Vec<Spanned<User>>,
+    pub(super) user: Vec<Spanned<User>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Client>")]
-    pub(crate) client: Vec<Spanned<Client>>,
+    pub(super) client: Vec<Spanned<Client>>,
     #[schemars(with = "Vec<Service>")]
     pub(crate) service: Vec<Spanned<Service>>,
 }
@@ -74,13 +74,13 @@ pub(crate) struct Config {
     default,
     expecting = "a table [defaults.listen], [defaults.dial] or [defaults.user]"
 )]
-pub(crate) struct Defaults {
+pub(super) struct Defaults {
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) listen: ListenDefaults,
+    pub(super) listen: ListenDefaults,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) dial: DialDefaults,
+    pub(super) dial: DialDefaults,
     #[serde(skip_serializing_if = "is_default")]
-    pub(crate) user: UserDefaults,
+    pub(super) user: UserDefaults,
 }
 
 impl Config {
@@ -123,7 +123,7 @@ impl Config {
 
 impl Service {
     /// Takes what the service does not say from the defaults.
-    pub(crate) fn or(mut self, defaults: &Defaults) -> Self {
+    pub(super) fn or(mut self, defaults: &Defaults) -> Self {
         let Defaults { listen, dial, user: _ } = defaults;
         listen.fill(&mut self);
         // The operator has chosen the target of a forwarder.

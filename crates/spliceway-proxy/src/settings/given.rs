@@ -27,7 +27,7 @@ const FIRST: usize = 1 << 28;
 const STEP: usize = 2 * TABLE_MAX_BYTES;
 
 /// The table of a service, as the operator has written it.
-pub(crate) type Table = Map<String, Json>;
+pub(super) type Table = Map<String, Json>;
 
 /// Services by their names. Clones share the tables.
 #[derive(Debug, Clone, Default)]
@@ -37,10 +37,10 @@ pub(crate) struct Given {
 }
 
 #[derive(Debug)]
-pub(crate) struct GivenService {
-    pub(crate) table: Table,
+pub(super) struct GivenService {
+    pub(super) table: Table,
     /// The file that has the table too. A reload reads it from there.
-    pub(crate) file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
     /// The offset where the locations in the table begin. No other table has it, because settings
     /// remember locations.
     at: usize,
@@ -87,7 +87,7 @@ impl Given {
         transient
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Arc<GivenService>> {
+    pub(super) fn get(&self, name: &str) -> Option<&Arc<GivenService>> {
         self.services.get(name)
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct ServiceSettings {
     /// The longest time that an address must wait after wrong passwords. Zero means no wait.
     pub(crate) auth_penalty: Duration,
     /// Whether everybody may use the service.
-    pub(crate) open: bool,
+    pub(super) open: bool,
     /// The targets that clients may reach.
     pub(crate) targets: TargetAccess,
     /// The targets of users who have a table of their own.

@@ -12,7 +12,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 
 use super::bad_crl::BadCrl;
-pub(crate) use super::chain::Validity;
+pub(super) use super::chain::Validity;
 use super::chain::{self, Doubt, Link};
 use super::issuers::NotAnIssuer;
 use super::ocsp;
@@ -29,7 +29,7 @@ pub(super) const FILE_MAX_BYTES: usize = 1 << 20;
 const CHAIN_MAX_BYTES: usize = 60 << 10;
 /// The most certificates in a folder. Reading this number takes some seconds of a thread that
 /// serves no session, and each certificate holds about 5 KiB.
-pub(crate) const PAIRS_MAX: usize = 10_000;
+pub(super) const PAIRS_MAX: usize = 10_000;
 /// The permission of everybody to read a file.
 pub(super) const READ_BY_OTHERS: u32 = 0o004;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -45,16 +45,16 @@ pub(crate) struct PairFiles {
 #[derive(Debug)]
 pub(crate) struct Pair {
     /// The file of the certificate.
-    pub(crate) file: PathBuf,
+    pub(super) file: PathBuf,
     pub(crate) key: Arc<CertifiedKey>,
     stapled: Option<Stapled>,
     /// The names of hosts in the certificate, in lower case. A wildcard begins with `*.`.
     pub(crate) names: Vec<Box<str>>,
     /// Names of other kinds, such as addresses and URIs, in DER.
-    pub(crate) other_names: Vec<Box<[u8]>>,
-    pub(crate) valid: Validity,
+    pub(super) other_names: Vec<Box<[u8]>>,
+    pub(super) valid: Validity,
     /// What clients may refuse.
-    pub(crate) doubts: Vec<Doubt>,
+    pub(super) doubts: Vec<Doubt>,
 }
 
 /// Why a file cannot be used, with the remedy.
@@ -108,7 +108,7 @@ impl Pair {
     ///
     /// # Errors
     /// Returns the first fault of the files.
-    pub(crate) fn read(files: &PairFiles, provider: &CryptoProvider) -> Result<Self, BadFile> {
+    pub(super) fn read(files: &PairFiles, provider: &CryptoProvider) -> Result<Self, BadFile> {
         let at_certificate = |why| BadFile::new(&files.certificate, why);
         let at_key = |why| BadFile::new(&files.key, why);
         let found = read_certificates(&files.certificate).map_err(at_certificate)?;
@@ -391,4 +391,4 @@ impl Display for BadFile {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+pub(super) mod tests;

@@ -263,12 +263,12 @@ impl Doubt {
         Self { file, line, what }
     }
 
-    pub(crate) fn file(&self) -> &Path {
+    pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
     /// Returns whether every client refuses the certificate, or all clients of a CA are refused.
-    pub(crate) fn is_fatal(&self) -> bool {
+    pub(super) fn is_fatal(&self) -> bool {
         use What::*;
         matches!(
             self.what,

@@ -60,7 +60,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Closed,
         Self::Timeout,
         Self::Malformed,
@@ -74,7 +74,7 @@ impl Failure {
     ];
 
     /// Returns the value of `reason` in metrics.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
             Self::Timeout => "timeout",

@@ -34,7 +34,7 @@ pub(super) struct Authority {
 
 /// Why a certificate cannot have issued others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotAnIssuer {
+pub(super) enum NotAnIssuer {
     Damaged,
     /// It does not say that it is the certificate of a CA.
     NotCa,

@@ -24,7 +24,7 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    pub(crate) fn new(pairs: Vec<Pair>) -> Self {
+    pub(super) fn new(pairs: Vec<Pair>) -> Self {
         let mut by_name = HashMap::<_, Vec<_>>::new();
         for (position, pair) in pairs.iter().enumerate() {
             for name in &pair.names {

@@ -42,7 +42,7 @@ pub(super) struct Sealer {
 pub(crate) type HandedOverKey = (Vec<u8>, Duration);
 
 impl Tickets {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(RwLock::new(Keys {
             current: Key::random(),
             previous: None,

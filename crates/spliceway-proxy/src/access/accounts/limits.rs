@@ -39,7 +39,7 @@ pub(super) enum Period {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(super) period: Period,
-    pub(crate) bytes: NonZeroU64,
+    pub(super) bytes: NonZeroU64,
 }
 
 /// The limits of all users.
@@ -108,7 +108,7 @@ impl Quotas {
 }
 
 impl Period {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Day => "day",
             Self::Month => "month",

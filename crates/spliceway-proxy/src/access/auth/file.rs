@@ -261,7 +261,7 @@ impl Line<'_> {
 
 impl Place {
     /// Shows the place in the file at `path`, such as `users:3 (ann)`.
-    pub(crate) fn within(&self, path: &Path) -> String {
+    pub(super) fn within(&self, path: &Path) -> String {
         let (path, line) = (path.display(), self.line);
         match &self.name {
             Some(name) => format!("{path}:{line} ({name})"),

@@ -14,7 +14,7 @@ use crate::tls::server::Terminator;
 const ACME_NAMES_MAX: usize = 100;
 
 /// Returns what the operator sees of a session.
-pub(crate) fn session(session: &Session, now: Instant) -> SessionView {
+pub(super) fn session(session: &Session, now: Instant) -> SessionView {
     let duration = now.saturating_duration_since(session.started);
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let facts = session.facts();

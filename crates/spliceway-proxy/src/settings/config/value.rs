@@ -110,7 +110,7 @@ impl<W: Word> Value<W> {
 
 impl<W: Word> List<W> {
     /// Returns the values that a flag was given, or `None` if it was not given.
-    pub(crate) fn given(values: Vec<Value<W>>) -> Option<Self> {
+    pub(super) fn given(values: Vec<Value<W>>) -> Option<Self> {
         (!values.is_empty()).then_some(Self(values))
     }
 

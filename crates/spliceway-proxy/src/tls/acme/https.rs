@@ -29,7 +29,7 @@ const HTTPS_PORT: u16 = 443;
 
 /// Connects to a target, as the service connects to its own.
 pub(crate) type Connect = Arc<dyn Fn(Target) -> Connecting + Send + Sync>;
-pub(crate) type Connecting = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
+pub(super) type Connecting = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
