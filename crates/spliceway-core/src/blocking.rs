@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::AsFd;
 
 use crate::counts::{Counts, DirectionSummary};
+use crate::outcomes::{ReadOutcome, WriteOutcome};
 use crate::pool::PipePool;
-use crate::splicer::{Next, ReadOutcome, Splicer, WriteOutcome};
+use crate::splicer::{Next, Splicer};
 use crate::traffic::{Engine, PipeSize};
 use crate::transfer::SCRATCH;
 

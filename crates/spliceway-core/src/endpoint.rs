@@ -53,7 +53,10 @@ impl Endpoint {
     /// Probes a source. Returns `true` if it certainly has no byte, no end, no error and no urgent
     /// mark. Returns `false` if the kernel does not report every byte to pollers.
     pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {
-        self.reports_every_byte(source) && sys::poll_source(source).is_ok_and(|events| events.is_empty())
+        // TLS in the kernel may have bytes that it has not looked at.
+        self.kind != EndKind::Tls
+            && self.reports_every_byte(source)
+            && sys::poll_source(source).is_ok_and(|events| events.is_empty())
     }
 
     fn reports_every_byte(&mut self, source: BorrowedFd<'_>) -> bool {
@@ -71,7 +74,7 @@ impl Endpoint {
         let has_bytes = || sys::bytes_to_read(source).is_ok_and(|bytes| bytes > 0);
         let events = match self.kind {
             EndKind::Socket => sys::poll_source(source).ok(),
-            EndKind::Pipe => None,
+            EndKind::Pipe | EndKind::Tls => None,
         };
         match events {
             Some(PollFlags::IN) => Event::Peeked,
@@ -85,7 +88,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {
         match self.kind {
-            EndKind::Socket => socket::send(sink, bytes, wait),
+            EndKind::Socket | EndKind::Tls => socket::send(sink, bytes, wait),
             EndKind::Pipe => {
                 self.unfit_to_splice(sink, wait)?;
                 splice_through::write(sink, bytes, self.guards_sigpipe())

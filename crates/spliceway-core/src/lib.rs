@@ -29,9 +29,14 @@ mod counts;
 mod elsewhere;
 #[cfg(target_os = "linux")]
 mod endpoint;
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub mod kernel_tls;
 mod limits;
 #[cfg(target_os = "linux")]
 mod mirror;
+#[cfg(target_os = "linux")]
+mod outcomes;
 #[cfg(target_os = "linux")]
 mod pipe;
 #[cfg(target_os = "linux")]
@@ -73,9 +78,14 @@ pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
 #[cfg(not(target_os = "linux"))]
 pub use elsewhere::{Mirror, PipePool};
+#[cfg(target_os = "linux")]
+pub use kernel_tls::{TlsCipher, TrafficKey};
 pub use limits::{Limits, PoolStats, SizeClass};
 #[cfg(target_os = "linux")]
 pub use mirror::{Mirror, MirrorEnd, MirrorState};
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub use outcomes::{ReadOutcome, WriteOutcome};
 #[cfg(target_os = "linux")]
 pub use pipe::{Drain, Fill, Pipe};
 #[cfg(target_os = "linux")]
@@ -86,7 +96,7 @@ pub use reason::{Reason, Scope};
 pub use splice_through::{EndKind, Side, bytes_in_pipe};
 #[cfg(target_os = "linux")]
 #[doc(hidden)]
-pub use splicer::{Next, Read, ReadOutcome, SpliceThrough, Splicer, Write, WriteOutcome};
+pub use splicer::{Next, Read, SpliceThrough, Splicer, Write};
 #[cfg(target_os = "linux")]
 pub use tcp_info::TcpInfo;
 #[doc(hidden)]

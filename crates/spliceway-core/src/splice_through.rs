@@ -18,6 +18,8 @@ pub enum EndKind {
     Socket,
     /// One end of a pipe or FIFO.
     Pipe,
+    /// A TCP socket with TLS in the kernel. The other end must be a socket too.
+    Tls,
 }
 
 /// An end of a direction.
@@ -70,7 +72,7 @@ pub(crate) fn splice_through(
     guards_sigpipe: bool,
 ) -> Result<Through, (Side, io::Error)> {
     let there = match source.kind {
-        EndKind::Socket => max,
+        EndKind::Socket | EndKind::Tls => max,
         EndKind::Pipe => match sys::bytes_to_read(source.fd) {
             Ok(waiting) => max.min(waiting),
             Err(errno) => return cannot_ask(errno, Side::Source),
@@ -102,7 +104,7 @@ pub(crate) fn splice_through(
         }
         Err(errno) => match (Reason::of_errno(errno), source.kind) {
             (Some(reason), _) => Ok(Through::Cannot(reason)),
-            (None, EndKind::Socket) => Err((Side::Source, errno.into())),
+            (None, EndKind::Socket | EndKind::Tls) => Err((Side::Source, errno.into())),
             // A pipe as the source has no errors of its own.
             (None, EndKind::Pipe) => Err((Side::Sink, errno.into())),
         },

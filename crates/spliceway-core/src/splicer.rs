@@ -5,14 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::counts::Counts;
 use crate::endpoint::Endpoint;
+use crate::kernel_tls;
 use crate::limits::SizeClass;
 use crate::mirror::Mirror;
+use crate::outcomes::{ReadOutcome, WriteOutcome};
 use crate::pipe::{Drain, Fill};
 use crate::pool::{PipePool, PooledPipe};
 use crate::reason::Reason;
 use crate::socket::{self, Wait};
 use crate::splice_support;
 use crate::splice_through::{self, EndKind, Side, Through};
+use crate::sys::Errno;
 use crate::traffic::{Engine, PipeSize, fills};
 use crate::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 use crate::unsent::Unsent;
@@ -67,32 +70,6 @@ pub struct SpliceThrough<'a>(&'a mut Splicer);
 /// A write that is due.
 #[derive(Debug)]
 pub struct Write<'a>(&'a mut Splicer);
-
-/// The outcome of a [`Read`], which describes the state of the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadOutcome {
-    /// The source may have more bytes.
-    Open,
-    /// The source returned fewer bytes than the read requested, so it is drained, and an edge will
-    /// announce the next byte. A caller that clears readiness must keep the poller's report of a
-    /// closed or failed socket. It must also [check the source for an urgent
-    /// mark](crate::UrgentMarks), because a read stops short there as well.
-    Short,
-    /// A probe found no byte, no end and no urgent mark at the source. An edge will announce the
-    /// next change.
-    Drained,
-    /// The source had no bytes to read.
-    WouldBlock,
-}
-
-/// The outcome of a write, which describes the state of the sink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteOutcome {
-    /// The sink did not report that it is full. In most cases, it accepted some bytes.
-    Open,
-    /// The sink is full.
-    WouldBlock,
-}
 
 /// The maximum size of a packet in a pipe in packet mode, in bytes (pipe(2)).
 const PIPE_BUF: usize = 4096;
@@ -335,8 +312,11 @@ impl Read<'_> {
         let read = match splicer.transfer.step() {
             Step::Fill { class, probe } => splicer.fill(max, source, (class, probe), counts),
             Step::Peek => return Ok(splicer.peek(source)),
-            _ if splicer.source.kind == EndKind::Pipe => splicer.read(max, source, scratch),
-            _ => splicer.recv(max, source, scratch),
+            _ => match splicer.source.kind {
+                EndKind::Socket => splicer.recv(max, source, scratch),
+                EndKind::Pipe => splicer.read(max, source, scratch),
+                EndKind::Tls => splicer.receive_record(source, scratch),
+            },
         };
         match read {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -377,6 +357,31 @@ impl Splicer {
         let bytes = splice_through::read(source, &mut scratch[..length])?;
         self.received(bytes, bytes == length);
         Ok(ReadOutcome::Open)
+    }
+
+    /// Does the same as [`recv`](Self::recv) for a socket with TLS in the kernel. It takes a record
+    /// as a whole, even beyond the limit.
+    fn receive_record(&mut self, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
+        let room = scratch.len().min(SCRATCH);
+        let receive = if self.transfer.was_refused() {
+            kernel_tls::receive_refused
+        } else {
+            kernel_tls::receive
+        };
+        match receive(source, &mut scratch[..room])? {
+            (Some(kernel_tls::DATA) | None, bytes) if bytes > 0 => self.received(bytes, bytes == room),
+            (None, _) => self.transfer.on(Event::Eof),
+            (Some(kind), length) => {
+                self.transfer.on(Event::OtherRecord);
+                return Ok(ReadOutcome::Record { kind, length });
+            }
+        }
+        Ok(ReadOutcome::Open)
+    }
+
+    /// Ends the direction, because a record of TLS has announced the end of the source.
+    pub fn end_source(&mut self) {
+        self.transfer.on(Event::LimitReached);
     }
 
     fn received(&mut self, bytes: usize, full: bool) {
@@ -429,6 +434,9 @@ impl Splicer {
                 self.transfer.on(Event::Filled { bytes, full });
             }
             Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
+            Fill::Cannot(Reason::InvalidArgument) if self.source.kind == EndKind::Tls => {
+                self.transfer.on(Event::SourceRefused);
+            }
             Fill::Cannot(reason) => self.cannot(reason, counts)?,
         }
         Ok(ReadOutcome::Open)
@@ -571,6 +579,8 @@ impl Splicer {
                 self.transfer.on(Event::SinkBlocked);
                 Ok(WriteOutcome::WouldBlock)
             }
+            // The kernel reports a damaged record of the peer to the next call of any kind.
+            Drain::Cannot(Reason::InvalidArgument) if self.sink.kind == EndKind::Tls => Err(Errno::INVAL.into()),
             Drain::Cannot(reason) => self.cannot(reason, counts).map(open),
         }
     }

@@ -4,8 +4,9 @@
 //! safe wrapper for these:
 //! - `SIOCOUTQ`, the bytes of a TCP socket that its peer has not acknowledged (tcp(7));
 //! - `TCP_INFO`, what the kernel knows about a connection (tcp(7), `include/uapi/linux/tcp.h`);
-//! - `TCP_ULP`, which distinguishes a plain TCP socket from one with TLS in the kernel (tcp(7),
-//!   `include/uapi/linux/tcp.h`);
+//! - `TCP_ULP`, which distinguishes a plain TCP socket from one with TLS in the kernel, and gives a
+//!   socket to it (tcp(7), `include/uapi/linux/tcp.h`);
+//! - the options and the control messages of TLS in the kernel (`include/uapi/linux/tls.h`);
 //! - `poll` and `SO_RCVLOWAT` on sockets that may be closed by now, which a borrow cannot express
 //!   (poll(2), socket(7));
 //! - a page that the kernel clears in forked children (madvise(2), `MADV_WIPEONFORK`);
@@ -213,7 +214,7 @@ fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
     // the call.
     match unsafe { libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) } {
         0 => Ok(bytes),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_errno()),
     }
 }
 
@@ -225,28 +226,115 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(usize::try_from(bytes).unwrap_or(0)),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_errno()),
     }
 }
 
 /// Calls `getsockopt(TCP_INFO)`, which fills the beginning of `info` as far as the kernel knows it.
 pub(crate) fn tcp_info(socket: BorrowedFd<'_>, info: &mut [u8]) -> Result<(), Errno> {
-    let mut length = libc::socklen_t::try_from(info.len()).unwrap_or(0);
-    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: the kernel writes at most `length` bytes to `info`, and `info` has `length` bytes.
-    // Both variables outlive the call. Every byte is a valid `u8`.
-    match unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    } {
+    option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, info)
+}
+
+/// Calls `setsockopt`.
+pub(crate) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    let length = libc::socklen_t::try_from(value.len()).unwrap_or(0);
+    // SAFETY: the kernel reads `length` bytes of `value`, which outlives the call.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), length) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_errno()),
     }
+}
+
+/// Calls `getsockopt`, which fills the beginning of `value`. Every byte is a valid `u8`.
+pub(crate) fn option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut [u8],
+) -> Result<(), Errno> {
+    let mut length = libc::socklen_t::try_from(value.len()).unwrap_or(0);
+    let bytes = value.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `length` bytes to `value`. Both variables outlive the call.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, bytes, &raw mut length) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}
+
+/// Room for one control message with one byte, which is the type of a record.
+#[repr(align(8))]
+struct RecordType([u8; 32]);
+
+/// Calls `recvmsg(MSG_DONTWAIT)` on a socket with TLS in the kernel. Returns the type of the record
+/// or records, and the number of bytes. The end of the stream has no type.
+pub(crate) fn receive_record(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(Option<u8>, usize), Errno> {
+    let mut control = RecordType([0; 32]);
+    let mut part = part(bytes.as_mut_ptr(), bytes.len());
+    let mut message = message(&mut part, &mut control);
+    // SAFETY: `message` describes `bytes` and `control`. All of them outlive the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let received = usize::try_from(received).map_err(|_| last_errno())?;
+    // SAFETY: the kernel has set the length of the control messages, which is within `control`.
+    let first = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    if first.is_null() {
+        return Ok((None, received));
+    }
+    // SAFETY: `first` points to a control message within `control`, which is aligned for it.
+    let header = unsafe { *first };
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_TLS, libc::TLS_GET_RECORD_TYPE) {
+        return Ok((None, received));
+    }
+    // SAFETY: a control message of this type has one byte.
+    Ok((Some(unsafe { *libc::CMSG_DATA(first) }), received))
+}
+
+/// Calls `sendmsg(MSG_DONTWAIT)` on a socket with TLS in the kernel, for a record of this type.
+pub(crate) fn send_record(socket: BorrowedFd<'_>, kind: u8, bytes: &[u8]) -> Result<usize, Errno> {
+    let mut control = RecordType([0; 32]);
+    let mut part = part(bytes.as_ptr().cast_mut(), bytes.len());
+    let mut message = message(&mut part, &mut control);
+    // SAFETY: the macros compute sizes. `control` is aligned for a control message, and has room
+    // for one with one byte.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(1) as _;
+        let first = libc::CMSG_FIRSTHDR(&raw const message);
+        (*first).cmsg_level = libc::SOL_TLS;
+        (*first).cmsg_type = libc::TLS_SET_RECORD_TYPE;
+        (*first).cmsg_len = libc::CMSG_LEN(1) as _;
+        ptr::write(libc::CMSG_DATA(first), kind);
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `message` describes `bytes`, which the kernel only reads, and `control`. All of them
+    // outlive the call.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    usize::try_from(sent).map_err(|_| last_errno())
+}
+
+fn part(bytes: *mut u8, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.cast(),
+        iov_len: length,
+    }
+}
+
+/// Returns a message that describes both. They must outlive it.
+fn message(part: &mut libc::iovec, control: &mut RecordType) -> libc::msghdr {
+    // SAFETY: the fields are integers and pointers, for which zeros are valid.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    message
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Calls `send(2)` with `MSG_NOSIGNAL` and `flags`.
@@ -309,7 +397,7 @@ pub(crate) fn urgent_marks(queries: &mut [MarkQuery]) -> impl Iterator<Item = Ra
     // the kernel only reports that it is not open.
     let found = retry_on_intr(
         || match unsafe { libc::poll(queries.as_mut_ptr(), queries.len() as libc::nfds_t, 0) } {
-            -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            -1 => Err(last_errno()),
             found => Ok(found),
         },
     );

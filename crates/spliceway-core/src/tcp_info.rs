@@ -32,6 +32,7 @@ pub struct TcpInfo {
 const STATE: usize = 0;
 const RTT: usize = 68;
 const TOTAL_RETRANS: usize = 100;
+const BYTES_ACKED: usize = 120;
 const DELIVERY_RATE: usize = 160;
 const BUSY_TIME: usize = 168;
 const RWND_LIMITED: usize = 176;
@@ -62,6 +63,13 @@ impl TcpInfo {
             send_buffer_limited: micros(SNDBUF_LIMITED),
         })
     }
+}
+
+/// Returns how many bytes of a TCP socket its peer has acknowledged since the connection began.
+pub(crate) fn acknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut info = [0; BYTES_ACKED + 8];
+    sys::tcp_info(socket, &mut info)?;
+    Ok(u64::from_ne_bytes(*info.last_chunk().expect("8 bytes")))
 }
 
 /// Returns whether the connection of a TCP socket is gone.

@@ -39,6 +39,10 @@ const SPLICE_BUDGET: usize = 1 << 20;
 /// takes longer.
 const COPY_BUDGET: usize = 256 << 10;
 
+/// A poll counts a record without data like this many bytes, so that a peer that sends many of them
+/// does not occupy the thread.
+const OTHER_RECORD: usize = 4 << 10;
+
 /// The step that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -120,6 +124,9 @@ pub enum Event {
     /// [`Step::Fill`], [`Step::SpliceThrough`] or [`Step::Peek`] found no bytes. The stream may
     /// have ended.
     SourceStopped,
+    /// [`Step::Fill`] was refused by TLS in the kernel. The source has a record without data, or a
+    /// damaged one.
+    SourceRefused,
     /// The sink was full at [`Step::Drain`], or at a [`Step::SpliceThrough`] without a peek before
     /// it.
     SinkBlocked,
@@ -143,6 +150,8 @@ pub enum Event {
     WouldBlock,
     /// [`Step::Recv`] found the end of the stream.
     Eof,
+    /// [`Step::Recv`] received a record of kernel TLS that has no data.
+    OtherRecord,
     /// No more bytes may be read from the source. The caller reports this instead of performing a
     /// step that [reads](Step::reads).
     LimitReached,
@@ -172,6 +181,8 @@ enum State {
     /// A splice found no bytes, and one `recv` finds the reason. The source is drained, at its end,
     /// or at an urgent mark, which only a `recv` steps over.
     Confirming,
+    /// TLS in the kernel has refused a splice, and one `recv` finds the reason.
+    Refused,
     Sending,
     Peeking,
     /// A peek found bytes for a splice from the source to the sink.
@@ -226,6 +237,11 @@ impl Transfer {
         self.traffic.must_splice()
     }
 
+    /// Returns whether TLS in the kernel has refused the last splice.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.state == State::Refused
+    }
+
     /// Returns the step that is due.
     #[inline]
     #[must_use]
@@ -236,14 +252,14 @@ impl Transfer {
             Plan::Splice { .. } => SPLICE_BUDGET,
         };
         match (self.state, plan) {
-            (State::Reading | State::Confirming | State::Peeking | State::Peeked, _)
+            (State::Reading | State::Confirming | State::Refused | State::Peeking | State::Peeked, _)
                 if self.moved as usize >= budget =>
             {
                 Step::Yield
             }
             (State::Reading, Plan::Splice { .. }) if self.through => Step::SpliceThrough { peeked: false },
             (State::Reading, Plan::Splice { class, probe }) => Step::Fill { class, probe },
-            (State::Reading, Plan::Copy) | (State::Confirming, _) => Step::Recv,
+            (State::Reading, Plan::Copy) | (State::Confirming | State::Refused, _) => Step::Recv,
             (State::Peeking, _) => Step::Peek,
             (State::Peeked, _) => Step::SpliceThrough { peeked: true },
             (State::Sending, _) => Step::Send,
@@ -266,6 +282,10 @@ impl Transfer {
                 State::Sending
             }
             (Step::Recv, Event::Eof) => State::ShuttingDown,
+            (Step::Recv, Event::OtherRecord) => {
+                self.moved = sum(self.moved, OTHER_RECORD);
+                State::Reading
+            }
             (Step::Recv | Step::Peek | Step::Fill { .. }, Event::WouldBlock) => self.wait_for_source(),
 
             (Step::Fill { .. }, Event::Filled { bytes, full }) => {
@@ -278,6 +298,10 @@ impl Transfer {
             (Step::Fill { .. } | Step::SpliceThrough { .. } | Step::Peek, Event::SourceStopped) => {
                 self.traffic.after_read(Report::Drained);
                 State::Confirming
+            }
+            (Step::Fill { .. }, Event::SourceRefused) => {
+                self.traffic.after_read(Report::Drained);
+                State::Refused
             }
             (Step::Fill { .. } | Step::SpliceThrough { .. }, Event::Cannot(reason)) => {
                 self.traffic.after_read(Report::Cannot(reason));

@@ -10,6 +10,9 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
+#[cfg(target_os = "linux")]
+use crate::kernel_tls::KernelTls;
+
 /// A stream that may be a plain socket.
 ///
 /// The functions of this crate recognise tokio's sockets by their types. They cannot recognise a
@@ -60,8 +63,9 @@ use tokio::net::UnixStream;
 pub trait AsSocket {
     /// Returns the socket below the stream, if the bytes of the stream are the bytes of the socket,
     /// in the same order. If the stream encrypts, counts or buffers bytes, this must return `None`.
-    /// A TLS stream is therefore copied: the kernel would pass its encrypted records on. The
-    /// example `terminate_tls` serves plain clients and TLS clients on one port.
+    /// A TLS stream is therefore copied: the kernel would pass its encrypted records on. (On Linux,
+    /// `KernelTls` leaves encryption to the kernel.) The example `terminate_tls` serves plain
+    /// clients and TLS clients on one port.
     ///
     /// A relay calls this method before each poll. If it returns a socket at first and `None`
     /// later, the relay fails.
@@ -77,6 +81,9 @@ pub enum SocketRef<'a> {
     /// A Unix socket.
     #[cfg(unix)]
     Unix(&'a UnixStream),
+    /// A TCP socket with TLS in the kernel.
+    #[cfg(target_os = "linux")]
+    KernelTls(&'a KernelTls),
 }
 
 impl<S: AsSocket + ?Sized> AsSocket for &mut S {

@@ -16,6 +16,8 @@ use tokio_util::either::Either;
 
 use crate::as_socket;
 
+use crate::kernel_tls::KernelTls;
+
 /// A type without lifetime parameters, so that each `TypeId` represents exactly one type.
 ///
 /// # Safety
@@ -27,6 +29,8 @@ pub(crate) unsafe trait NoLifetimes: 'static {}
 unsafe impl NoLifetimes for TcpStream {}
 // SAFETY: as above.
 unsafe impl NoLifetimes for UnixStream {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for KernelTls {}
 // SAFETY: as above.
 unsafe impl NoLifetimes for tcp::OwnedReadHalf {}
 // SAFETY: as above.

@@ -143,6 +143,8 @@ mod elsewhere;
 mod handles;
 #[cfg(target_os = "linux")]
 mod identity;
+#[cfg(target_os = "linux")]
+mod kernel_tls;
 mod options;
 mod outcome;
 mod rate_limit;
@@ -167,6 +169,8 @@ use elsewhere::{splice_path, stream};
 pub use as_socket::{AsSocket, SocketRef, Spliceable};
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_with_options};
 pub use handles::{CancelHandle, RelayStats, RelayWaits};
+#[cfg(target_os = "linux")]
+pub use kernel_tls::{KernelTls, TlsSession};
 pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;
@@ -176,4 +180,4 @@ pub use spliceway_core::{
     DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass, Waits,
 };
 #[cfg(target_os = "linux")]
-pub use spliceway_core::{Mirror, MirrorEnd, MirrorState, TcpInfo};
+pub use spliceway_core::{Mirror, MirrorEnd, MirrorState, TcpInfo, TlsCipher, TrafficKey};

@@ -11,6 +11,8 @@ use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::kernel_tls::KernelTls;
+
 /// The descriptor below a stream: a socket, or one end of a pipe.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadySocket<'a> {
@@ -18,6 +20,7 @@ pub(crate) enum ReadySocket<'a> {
     Unix(&'a UnixStream),
     Receiver(&'a pipe::Receiver),
     Sender(&'a pipe::Sender),
+    Tls(&'a KernelTls),
 }
 
 impl ReadySocket<'_> {
@@ -25,6 +28,14 @@ impl ReadySocket<'_> {
         match self {
             Self::Tcp(_) | Self::Unix(_) => EndKind::Socket,
             Self::Receiver(_) | Self::Sender(_) => EndKind::Pipe,
+            Self::Tls(_) => EndKind::Tls,
+        }
+    }
+
+    pub(crate) fn tls(&self) -> Option<&KernelTls> {
+        match self {
+            Self::Tls(tls) => Some(tls),
+            Self::Tcp(_) | Self::Unix(_) | Self::Receiver(_) | Self::Sender(_) => None,
         }
     }
 
@@ -33,7 +44,7 @@ impl ReadySocket<'_> {
     pub(crate) fn is_empty_pipe(self) -> bool {
         match self {
             Self::Receiver(receiver) => bytes_in_pipe(receiver).is_ok_and(|bytes| bytes == 0),
-            Self::Tcp(_) | Self::Unix(_) | Self::Sender(_) => false,
+            Self::Tcp(_) | Self::Unix(_) | Self::Tls(_) | Self::Sender(_) => false,
         }
     }
 
@@ -44,6 +55,7 @@ impl ReadySocket<'_> {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
             Self::Unix(stream) => stream.poll_read_ready(cx),
             Self::Receiver(receiver) => receiver.poll_read_ready(cx),
+            Self::Tls(tls) => tls.poll_read_ready(cx),
             Self::Sender(_) => unreachable!("a sender is not read from"),
         }
     }
@@ -55,6 +67,7 @@ impl ReadySocket<'_> {
             Self::Tcp(stream) => stream.poll_write_ready(cx),
             Self::Unix(stream) => stream.poll_write_ready(cx),
             Self::Sender(sender) => sender.poll_write_ready(cx),
+            Self::Tls(tls) => tls.socket().poll_write_ready(cx),
             Self::Receiver(_) => unreachable!("a receiver is not written to"),
         }
     }
@@ -65,6 +78,7 @@ impl ReadySocket<'_> {
         let ready = match self {
             Self::Tcp(stream) => pin!(stream.ready(Interest::WRITABLE)).poll(cx),
             Self::Unix(stream) => pin!(stream.ready(Interest::WRITABLE)).poll(cx),
+            Self::Tls(tls) => pin!(tls.socket().ready(Interest::WRITABLE)).poll(cx),
             Self::Receiver(_) | Self::Sender(_) => Poll::Pending,
         };
         matches!(ready, Poll::Ready(Ok(ready)) if ready.is_write_closed())
@@ -86,7 +100,7 @@ impl ReadySocket<'_> {
             outcome = read(fd);
             match outcome {
                 Ok(ReadOutcome::Short | ReadOutcome::Drained | ReadOutcome::WouldBlock) => Readiness::Cleared,
-                Ok(ReadOutcome::Open) | Err(_) => Readiness::Kept,
+                Ok(ReadOutcome::Open | ReadOutcome::Record { .. }) | Err(_) => Readiness::Kept,
             }
         });
         outcome
@@ -121,6 +135,8 @@ impl ReadySocket<'_> {
             Self::Unix(stream) => stream.try_io(interest, || attempt(stream.as_fd())),
             Self::Receiver(receiver) => receiver.try_io(|| attempt(receiver.as_fd())),
             Self::Sender(sender) => sender.try_io(|| attempt(sender.as_fd())),
+            Self::Tls(tls) if interest == Interest::READABLE => tls.try_read(|| attempt(tls.as_fd())),
+            Self::Tls(tls) => tls.socket().try_io(interest, || attempt(tls.as_fd())),
         };
     }
 }
@@ -138,6 +154,7 @@ impl AsFd for ReadySocket<'_> {
             Self::Unix(stream) => stream.as_fd(),
             Self::Receiver(receiver) => receiver.as_fd(),
             Self::Sender(sender) => sender.as_fd(),
+            Self::Tls(tls) => tls.as_fd(),
         }
     }
 }

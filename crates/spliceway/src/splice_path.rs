@@ -68,7 +68,7 @@ impl SplicePath {
             // The second pipe has room for several reads, so that the observer may be late.
             size = PipeSize::Fixed(SizeClass::Kib256);
         }
-        if is_mirrored && kinds != (EndKind::Socket, EndKind::Socket) {
+        if is_mirrored && (kinds.0 == EndKind::Pipe || kinds.1 == EndKind::Pipe) {
             // One splice from end to end leaves nothing to duplicate.
             engine = Engine::Copy;
         }
@@ -113,13 +113,16 @@ impl SplicePath {
         let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             return Poll::Ready(Err(read_failed(no_socket_any_more())));
         };
+        for tls in [source.tls(), sink.tls()].into_iter().flatten() {
+            tls.poll_owed(cx).map_err(write_failed)?;
+        }
         let Self {
             splicer,
             start,
             finishing,
             stuck,
         } = self;
-        ready!(Worker::lend(|worker| {
+        let polled = ready!(Worker::lend(|worker| {
             let mut parked = Parked { splicer, worker };
             let ends = Ends {
                 source,
@@ -131,11 +134,25 @@ impl SplicePath {
                 counts,
             };
             parked.poll(cx, ends)
-        }))?;
-        Poll::Ready(Ok(match self.splicer.remaining() {
-            0 => DirectionEnd::Limit,
-            _ => DirectionEnd::Eof,
-        }))
+        }));
+        if let Err((operation, error)) = polled {
+            let failed = match operation {
+                Operation::Read => source.tls(),
+                Operation::Write | Operation::Shutdown => sink.tls(),
+            };
+            let error = match failed {
+                Some(tls) => tls.explain(error),
+                None => error,
+            };
+            return Poll::Ready(Err((operation, error)));
+        }
+        if self.splicer.remaining() == 0 {
+            return Poll::Ready(Ok(DirectionEnd::Limit));
+        }
+        if let Some(tls) = source.tls() {
+            tls.has_ended();
+        }
+        Poll::Ready(Ok(DirectionEnd::Eof))
     }
 
     /// Reads the bytes that the source has received by now, up to `max`, and then no more.
@@ -242,7 +259,14 @@ impl Parked<'_> {
                 Next::Read(read) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
                     Attempt::Finish => self.splicer.set_limit(0),
                     attempt => {
-                        ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
+                        let outcome = ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
+                        if let ReadOutcome::Record { kind, length } = outcome {
+                            let is_end = ends.on_records(cx, kind, &self.worker.scratch[..length]);
+                            if is_end.map_err(read_failed)? {
+                                self.splicer.end_source();
+                            }
+                            continue;
+                        }
                         ends.has_read(self.splicer.in_flight(), self.splicer, &self.worker.scratch);
                     }
                 },
@@ -311,7 +335,7 @@ impl Ends<'_> {
         mut read: Read<'_>,
         attempt: Attempt,
         worker: &mut Worker,
-    ) -> Poll<io::Result<()>> {
+    ) -> Poll<io::Result<ReadOutcome>> {
         let max = ready!(self.poll_max(cx, read.max_bytes()));
         let (is_first, counts, scratch) = (*self.start == Startup::TrySource, self.counts, &mut worker.scratch);
         let perform = |source: BorrowedFd<'_>| {
@@ -331,7 +355,7 @@ impl Ends<'_> {
         // end.
         let is_startup_over = match outcome {
             ReadOutcome::Short => !self.finishing,
-            ReadOutcome::Open => attempt == Attempt::Ready,
+            ReadOutcome::Open | ReadOutcome::Record { .. } => attempt == Attempt::Ready,
             ReadOutcome::WouldBlock | ReadOutcome::Drained => true,
         };
         *self.start = match outcome {
@@ -339,9 +363,20 @@ impl Ends<'_> {
             ReadOutcome::Short => Startup::CheckMark,
             // At an urgent mark, a receive also finds nothing if a signal is pending.
             ReadOutcome::WouldBlock if matches!(self.source, ReadySocket::Tcp(_)) => Startup::CheckMark,
-            ReadOutcome::WouldBlock | ReadOutcome::Open | ReadOutcome::Drained => Startup::Done,
+            ReadOutcome::WouldBlock | ReadOutcome::Open | ReadOutcome::Drained | ReadOutcome::Record { .. } => {
+                Startup::Done
+            }
         };
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(outcome))
+    }
+
+    /// Handles records of TLS without data. Returns whether they announce the end of the source.
+    #[cold]
+    fn on_records(&self, cx: &mut Context<'_>, kind: u8, content: &[u8]) -> io::Result<bool> {
+        let tls = self.source.tls().expect("other sources have no records");
+        let is_end = tls.on_records(kind, content)?;
+        tls.poll_owed(cx)?;
+        Ok(is_end)
     }
 
     /// Performs one splice from the source to the sink, when both are ready and the rate limit
@@ -379,7 +414,12 @@ impl Ends<'_> {
     /// source that has more must not wake the task while the sink is full.
     fn poll_write(&mut self, cx: &mut Context<'_>, write: Write<'_>, scratch: &[u8]) -> Poll<io::Result<()>> {
         let counts = self.counts;
-        match self.sink.try_write(|sink| write.perform(sink, scratch, counts))? {
+        let tls = self.sink.tls().map(|tls| (tls, counts.bytes()));
+        let written = self.sink.try_write(|sink| write.perform(sink, scratch, counts));
+        if let Some((tls, before)) = tls {
+            tls.has_written(counts.bytes() - before);
+        }
+        match written? {
             WriteOutcome::Open => Poll::Ready(Ok(())),
             WriteOutcome::WouldBlock => match self.sink.poll_write_ready(cx) {
                 Poll::Pending => self.waits(WaitsFor::Sink),

@@ -16,6 +16,7 @@ use crate::as_socket::{AsSocket, SocketRef, Spliceable};
 use crate::identity::{
     Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref, cast_watched,
 };
+use crate::kernel_tls::KernelTls;
 use crate::readiness::ReadySocket;
 
 /// Returns the end that `stream` reads from, below any buffer. Returns `None` if the stream's bytes
@@ -23,6 +24,7 @@ use crate::readiness::ReadySocket;
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
     duplex::<R, TcpStream>(stream)
         .or_else(|| duplex::<R, UnixStream>(stream))
+        .or_else(|| cast_ref::<R, KernelTls>(stream).map(KernelTls::end))
         .or_else(|| read_half::<R, tcp::OwnedReadHalf>(stream))
         .or_else(|| read_half::<R, unix::OwnedReadHalf>(stream))
         .or_else(|| cast_borrowed::<R, tcp::ReadHalf<'static>>(stream).map(|half| ReadySocket::Tcp(half.as_ref())))
@@ -40,6 +42,7 @@ pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
 pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
     duplex::<W, TcpStream>(stream)
         .or_else(|| duplex::<W, UnixStream>(stream))
+        .or_else(|| cast_ref::<W, KernelTls>(stream).map(KernelTls::end))
         .or_else(|| write_half::<W, tcp::OwnedWriteHalf>(stream))
         .or_else(|| write_half::<W, unix::OwnedWriteHalf>(stream))
         .or_else(|| cast_borrowed::<W, tcp::WriteHalf<'static>>(stream).map(|half| ReadySocket::Tcp(half.as_ref())))
@@ -64,7 +67,8 @@ pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
     writer: &'a W,
 ) -> Option<(ReadySocket<'a>, ReadySocket<'a>)> {
     match (source(reader)?, sink(writer)?) {
-        (ReadySocket::Receiver(_), ReadySocket::Sender(_)) => None,
+        (ReadySocket::Receiver(_), ReadySocket::Sender(_) | ReadySocket::Tls(_)) => None,
+        (ReadySocket::Tls(_), ReadySocket::Sender(_)) => None,
         ends => Some(ends),
     }
 }
@@ -143,6 +147,7 @@ macro_rules! is_end {
 is_end! {
     TcpStream: stream => ReadySocket::Tcp(stream);
     UnixStream: stream => ReadySocket::Unix(stream);
+    KernelTls: tls => ReadySocket::Tls(tls);
     tcp::OwnedReadHalf: half => ReadySocket::Tcp(half.as_ref());
     tcp::OwnedWriteHalf: half => ReadySocket::Tcp(half.as_ref());
     unix::OwnedReadHalf: half => ReadySocket::Unix(half.as_ref());
@@ -158,6 +163,7 @@ fn opted_in<T: ?Sized>(stream: &T) -> Option<ReadySocket<'_>> {
         .map(|socket| match socket {
             SocketRef::Tcp(socket) => ReadySocket::Tcp(socket),
             SocketRef::Unix(socket) => ReadySocket::Unix(socket),
+            SocketRef::KernelTls(tls) => ReadySocket::Tls(tls),
         })
 }
 
@@ -181,6 +187,7 @@ fn either<T: ?Sized>(_: &T) -> Option<ReadySocket<'_>> {
 pub(crate) fn tcp_sink<W: ?Sized>(stream: &W) -> Option<&TcpStream> {
     match sink(stream)? {
         ReadySocket::Tcp(socket) => Some(socket),
+        ReadySocket::Tls(tls) => Some(tls.socket()),
         ReadySocket::Unix(_) | ReadySocket::Receiver(_) | ReadySocket::Sender(_) => None,
     }
 }

@@ -109,7 +109,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "ktls",
-        purpose: "a prototype with kernel TLS, and sessions generated at random",
+        purpose: "relays with kernel TLS, and sessions generated at random",
         source: KTLS,
         filters: &[],
         omitted: &[],

@@ -8,16 +8,16 @@
 //!
 //! rustls performs the handshake of the TLS peer. Then the peer seals and opens records itself, so
 //! it can send what no library sends. Plans of one generator run against two relays:
-//! - the prototype in [`relay`], which leaves records to the kernel and splices their content;
+//! - one of the library, in [`relay`], which leaves records to the kernel and splices their
+//! content;
 //! - the program, whose rustls works in user space (`tls::plans` of its tests).
 //!
 //! Note 024 has the results.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod handshake;
 mod identity;
 mod judge;
-mod kernel;
 mod peer;
 mod plan;
 mod record_layer;
@@ -25,6 +25,5 @@ pub mod relay;
 
 pub use identity::Identity;
 pub use judge::judge;
-pub use kernel::{can_update_keys, is_supported};
 pub use peer::{End, Peers, Seen, play};
 pub use plan::{Cipher, DownEnd, Item, Kinds, Order, Plan, Role, UpEnd};

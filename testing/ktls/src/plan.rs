@@ -110,8 +110,6 @@ pub struct Plan {
     pub cipher: Cipher,
     /// `SO_SNDBUF` of the relay's sockets, if it is not the default: TLS, plain.
     pub send_buffers: [Option<usize>; 2],
-    /// The size of the relay's pipes, if it is not the default.
-    pub pipe: Option<usize>,
     /// `SO_RCVBUF` of the peers' sockets, if it is not the default: TLS, plain.
     pub receive_buffers: [Option<usize>; 2],
     /// The most bytes of a read by a peer: TLS, plain.
@@ -164,7 +162,6 @@ impl Plan {
             role,
             cipher: dice.choose(&[Cipher::Aes128, Cipher::Aes256, Cipher::ChaCha20]),
             send_buffers: [small(&mut dice), small(&mut dice)],
-            pipe: dice.choose(&[None, None, Some(4_096), Some(8_192)]),
             receive_buffers,
             reads: [reads(&mut dice), reads(&mut dice)],
             pieces: dice.choose(&[1_000, 16_406, 65_536]),

@@ -204,6 +204,7 @@ impl Direction {
                         source.readable = false;
                         marks.add(&source.socket);
                     }
+                    ReadOutcome::Record { .. } => unreachable!("no end has TLS"),
                 },
                 Next::Write(_) if !(sink.writable || sink.write_closed) => break Came::ToRest,
                 Next::Write(write) => match write.perform(&sink.socket, scratch, &self.counts)? {

@@ -36,10 +36,6 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper; no user gets this crate",
     ),
     (
-        "testing/ktls/src/kernel.rs",
-        "options and control messages of TLS have no safe wrapper; no user gets this crate",
-    ),
-    (
         "testing/faults/src/sys.rs",
         "notifications of seccomp have no safe wrapper; no user gets this crate",
     ),

@@ -140,6 +140,15 @@ fn every_sequence_of_outcomes_without_a_pipe_delivers_every_byte() {
 }
 
 #[test]
+fn every_sequence_of_outcomes_of_kernel_tls_delivers_every_byte() {
+    for engine in ENGINES {
+        for bytes in [0, 1_000, 3 * SCRATCH] {
+            walk(LENGTH - 1, || World::with_tls(engine, bytes));
+        }
+    }
+}
+
+#[test]
 fn every_sequence_of_outcomes_stops_exactly_at_the_limit() {
     for engine in ENGINES {
         // The limit is zero, less than one recv returns, less than the source has, exactly what it
@@ -277,6 +286,7 @@ fn after_a_fill_finds_nothing_a_recv_finds_the_reason() {
             matches!(step, Step::Fill { probe: false, .. })
         }),
         (Event::Eof, |step| step == Step::Shutdown),
+        (Event::OtherRecord, |step| matches!(step, Step::Fill { .. })),
     ] {
         let mut transfer = bulk(PipeSize::Auto);
         transfer.on(Event::SourceStopped);

@@ -477,8 +477,8 @@ pub(crate) fn echo(address: &str) -> SocketAddr {
     address
 }
 
-/// Returns an address of this machine on which no program listens. A program may still listen on it,
-/// but the kernel gives its port to none that asks for any port, until the tests end.
+/// Returns an address of this machine on which no program listens. A program may still listen on
+/// it, but the kernel gives its port to none that asks for any port, until the tests end.
 pub(crate) fn refusing() -> SocketAddr {
     static HOLDERS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
     let holder = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();

@@ -18,6 +18,11 @@ pub(crate) const SPLICE_BUDGET: usize = 1 << 20;
 /// bytes.
 const MOST_AT_ONCE: usize = 4 << 20;
 
+/// A record without data counts like this many bytes.
+const OTHER_RECORD: usize = 4 << 10;
+/// The most records without data that a source sends.
+const OTHER_RECORDS: usize = 2;
+
 /// A message that is worth a splice and does not fill the buffer.
 const LARGE_MESSAGE: usize = 20_000;
 
@@ -52,6 +57,8 @@ pub(crate) struct World {
     pipe: Range<usize>,
     delivered: usize,
     end_seen: bool,
+    /// The number of records of TLS without data that the source may still send.
+    other_records: usize,
     /// Whether a reason occurred that holds for this relay permanently.
     never_again: bool,
     moved: usize,
@@ -73,6 +80,7 @@ impl World {
             pipe: 0..0,
             delivered: 0,
             end_seen: false,
+            other_records: 0,
             never_again: false,
             moved: 0,
             idle_steps: 0,
@@ -85,6 +93,14 @@ impl World {
         Self {
             transfer: Transfer::without_pipe(engine),
             through: true,
+            ..Self::new(engine, PipeSize::Auto, bytes)
+        }
+    }
+
+    /// Does the same as [`new`](Self::new), with a source that has TLS in the kernel.
+    pub(crate) fn with_tls(engine: Engine, bytes: usize) -> Self {
+        Self {
+            other_records: OTHER_RECORDS,
             ..Self::new(engine, PipeSize::Auto, bytes)
         }
     }
@@ -196,6 +212,7 @@ impl World {
                     .collect();
                 outcomes.extend((left == 0).then_some(Event::Eof));
                 outcomes.push(Event::WouldBlock);
+                outcomes.extend((self.other_records > 0).then_some(Event::OtherRecord));
                 outcomes
             }
             // A peek cannot show whether an empty pipe has ended.
@@ -242,6 +259,7 @@ impl World {
         // This may happen even if the source has bytes. They may not have arrived yet, or they may
         // be after an urgent mark.
         outcomes.push(Event::SourceStopped);
+        outcomes.extend((self.other_records > 0).then_some(Event::SourceRefused));
         outcomes.extend(probe.then_some(Event::WouldBlock));
         // There is one reason for each scope: the relay, the process and the moment.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
@@ -308,12 +326,18 @@ impl World {
                 self.end_seen = step == Step::Recv;
                 0
             }
+            Event::OtherRecord => {
+                self.other_records -= 1;
+                self.moved += OTHER_RECORD;
+                OTHER_RECORD
+            }
             Event::Cannot(reason) => {
                 self.never_again |= reason.scope() == Scope::Relay;
                 0
             }
             Event::Peeked
             | Event::SourceStopped
+            | Event::SourceRefused
             | Event::SinkBlocked
             | Event::WouldBlock
             | Event::LimitReached
