@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
 use crate::kit::outcome::SessionEnd;
+use crate::net::kernel_support::Switch;
 use crate::reach::balance::Balancer;
 use crate::tls::server::Terminator;
 pub(crate) use exposition::Exposition;
@@ -52,6 +53,8 @@ pub(crate) struct Metrics {
     started: SystemTime,
     connect_times: Histogram,
     tls_handshake_times: Histogram,
+    /// What has become of TLS connections that the kernel should take over.
+    switches: Mutex<BTreeMap<&'static str, u64>>,
     /// The failures of accept(2) by errno.
     accept_errors: Mutex<BTreeMap<&'static str, u64>>,
     /// The reloads that are in force, and those that were refused.
@@ -81,6 +84,7 @@ impl Metrics {
             started: SystemTime::now(),
             connect_times: Histogram::default(),
             tls_handshake_times: Histogram::default(),
+            switches: Mutex::default(),
             accept_errors: Mutex::default(),
             reloaded: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -169,6 +173,11 @@ impl Metrics {
         self.tls_handshake_times.observe(time);
     }
 
+    /// Counts a TLS connection that the kernel should take over.
+    pub(crate) fn switched(&self, result: Switch) {
+        *self.switches.lock().entry(result.as_str()).or_insert(0) += 1;
+    }
+
     pub(crate) fn accept_failed(&self, errno: &'static str) {
         *self.accept_errors.lock().entry(errno).or_insert(0) += 1;
     }
@@ -233,6 +242,9 @@ impl Metrics {
         self.connect_times.count(&histogram::CONNECT, counters);
         if ends_tls {
             self.tls_handshake_times.count(&histogram::TLS_HANDSHAKE, counters);
+        }
+        for (result, count) in &*self.switches.lock() {
+            counters.add("kernel_tls", &[("result", result)], *count);
         }
         for (errno, count) in &*self.accept_errors.lock() {
             counters.add("accept_errors", &[("errno", errno)], *count);

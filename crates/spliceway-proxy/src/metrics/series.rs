@@ -52,6 +52,10 @@ pub(super) const COUNTERS: &[(&str, &str)] = &[
         "tls_handshake_failures",
         "TLS handshakes with clients that failed, by reason",
     ),
+    (
+        "kernel_tls",
+        "TLS connections that the kernel should take over, by result",
+    ),
     ("acme_tries", "Certificates that were ordered by ACME, by result"),
     ("tls_reloads", "Changed certificates that were read again, by result"),
     (

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway::{AsSocket, SocketRef};
+use spliceway::{AsSocket, KernelTls, SocketRef};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -20,6 +20,8 @@ pub(crate) enum Stream {
     Unix(UnixStream),
     /// TLS over another stream.
     Tls(Box<TlsStream<Stream>>),
+    /// TLS in the kernel. It begins as [`Self::Tls`].
+    Kernel(Box<KernelTls>),
 }
 
 /// Makes the same call on either kind of socket.
@@ -28,6 +30,10 @@ macro_rules! of_socket {
         match $stream.socket() {
             Stream::Tcp($socket) => $call,
             Stream::Unix($socket) => $call,
+            Stream::Kernel(stream) => {
+                let $socket = stream.socket();
+                $call
+            }
             Stream::Tls(_) => unreachable!("TLS is over a socket"),
         }
     };
@@ -40,6 +46,7 @@ macro_rules! of_stream {
             Stream::Tcp($one) => $call,
             Stream::Unix($one) => $call,
             Stream::Tls($one) => $call,
+            Stream::Kernel($one) => $call,
         }
     };
 }
@@ -49,11 +56,12 @@ impl Stream {
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         match self.socket() {
             Self::Tcp(stream) => stream.local_addr().ok(),
+            Self::Kernel(stream) => stream.socket().local_addr().ok(),
             _ => None,
         }
     }
 
-    /// Returns the socket, which is below TLS.
+    /// Returns the socket, which is below TLS in this process.
     pub(super) fn socket(&self) -> &Self {
         match self {
             // TLS to a target may be inside of TLS to a proxy.
@@ -66,6 +74,7 @@ impl Stream {
     pub(crate) fn into_socket(self) -> Self {
         match self {
             Self::Tls(stream) => stream.into_socket().into_socket(),
+            Self::Kernel(stream) => Self::Tcp(stream.into_socket()),
             socket => socket,
         }
     }
@@ -93,6 +102,7 @@ impl AsSocket for Stream {
             Self::Tcp(socket) => Some(SocketRef::Tcp(socket)),
             Self::Unix(socket) => Some(SocketRef::Unix(socket)),
             Self::Tls(_) => None,
+            Self::Kernel(stream) => stream.as_socket(),
         }
     }
 }

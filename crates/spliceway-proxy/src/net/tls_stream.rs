@@ -1,14 +1,17 @@
 //! An end of a connection that speaks TLS.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use rustls::Connection;
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream as Inner;
 
+use super::kernel_support::{KernelSupport, Switch};
+use super::records::{Records, SwitchRequest};
 use crate::kit::tls_error::{Peer, TlsError};
 
 /// A connection on which a handshake has succeeded.
@@ -17,8 +20,9 @@ use crate::kit::tls_error::{Peer, TlsError};
 /// (`close_notify`). [`Self::truncation`] tells the difference. An error of TLS is a [`TlsError`].
 #[derive(Debug)]
 pub(crate) struct TlsStream<S> {
-    /// The reader has bytes that came before or with the first message of TLS.
-    inner: Inner<BufReader<S>>,
+    inner: Inner<Records<S>>,
+    /// Why the kernel cannot take the connection over, although it should.
+    stays: Option<Switch>,
     peer: Peer,
     is_truncated: Arc<AtomicBool>,
     /// Becomes `true` if what this side sends is cut, so that its end must not look complete.
@@ -32,9 +36,17 @@ pub(crate) struct TlsStream<S> {
 }
 
 impl<S: AsyncRead> TlsStream<S> {
-    pub(crate) fn new(inner: impl Into<Inner<BufReader<S>>>, peer: Peer) -> Self {
+    pub(crate) fn new(inner: impl Into<Inner<Records<S>>>, peer: Peer) -> Self {
+        let mut inner = inner.into();
+        let (records, session) = inner.get_mut();
+        let support = records.request().map(|_| KernelSupport::get().check(session));
+        let stays = support.and_then(Result::err);
+        if stays.is_some() {
+            records.forget();
+        }
         Self {
-            inner: inner.into(),
+            inner,
+            stays,
             peer,
             is_truncated: Arc::default(),
             is_cut: None,
@@ -73,12 +85,81 @@ impl<S: AsyncRead> TlsStream<S> {
             Inner::Client(stream) => stream.into_inner().0.into_inner(),
         }
     }
+
+    /// Returns the request to stop between two records, if the kernel can take the connection over.
+    pub(crate) fn switch_request(&self) -> Option<&Arc<SwitchRequest>> {
+        self.inner.get_ref().0.request()
+    }
+
+    /// Returns why the kernel cannot take the connection over, although it should.
+    pub(crate) fn why_it_stays(&self) -> Option<Switch> {
+        self.stays
+    }
+
+    /// Stays in user space.
+    pub(crate) fn stay(&mut self) {
+        self.inner.get_mut().0.forget();
+    }
+
+    /// Returns the state of TLS, if the kernel can take the connection over now: both sides are
+    /// between two records, and have not ended.
+    pub(super) fn into_parts(mut self) -> Result<Parts<S>, Self> {
+        if !self.is_between_records() {
+            return Err(self);
+        }
+        let (records, connection) = match self.inner {
+            Inner::Server(stream) => {
+                let (records, connection) = stream.into_inner();
+                (records, connection.into())
+            }
+            Inner::Client(stream) => {
+                let (records, connection) = stream.into_inner();
+                (records, connection.into())
+            }
+        };
+        Ok(Parts {
+            records,
+            connection,
+            is_truncated: self.is_truncated,
+            is_cut: self.is_cut,
+        })
+    }
+
+    /// Returns whether the kernel can take the connection over now.
+    pub(super) fn is_between_records(&mut self) -> bool {
+        if self.is_at_end || self.is_finished || !self.inner.get_ref().0.is_after_data() {
+            return false;
+        }
+        // Without data to send, this passes the answer to a key update on to the socket.
+        let _ = match &mut self.inner {
+            Inner::Server(stream) => stream.get_mut().1.writer().write(&[]),
+            Inner::Client(stream) => stream.get_mut().1.writer().write(&[]),
+        };
+        let session = self.inner.get_ref().1;
+        // rustls wants to read unless it has data, or the end of the other side.
+        session.wants_read() && !session.wants_write()
+    }
+}
+
+/// The state of a connection between two records.
+pub(super) struct Parts<S> {
+    pub(super) records: Records<S>,
+    pub(super) connection: Connection,
+    pub(super) is_truncated: Arc<AtomicBool>,
+    pub(super) is_cut: Option<Arc<AtomicBool>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (before, has_room) = (buf.filled().len(), buf.remaining() > 0);
-        match Pin::new(&mut self.inner).poll_read(cx, buf) {
+        let read = if self.switch_request().is_none() {
+            Pin::new(&mut self.inner).poll_read(cx, buf)
+        } else if self.stops(cx) {
+            return Poll::Pending;
+        } else {
+            self.poll_read_followed(cx, buf)
+        };
+        match read {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 self.is_truncated.store(true, Ordering::Relaxed);
                 self.is_at_end = true;
@@ -100,6 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_before_write(cx))?;
         let written = Pin::new(&mut self.inner).poll_write(cx, buf);
         written.map_err(|error| self.reason(error, cx))
     }
@@ -109,6 +191,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_before_write(cx))?;
         let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
         written.map_err(|error| self.reason(error, cx))
     }
@@ -145,6 +228,48 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
+    /// Reads the data of one record at most, so that it is known whether the last record had data.
+    fn poll_read_followed(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let data = ready!(Pin::new(&mut self.inner).poll_fill_buf(cx))?;
+        let read = data.len().min(buf.remaining());
+        buf.put_slice(&data[..read]);
+        Pin::new(&mut self.inner).consume(read);
+        self.inner.get_mut().0.returned(read);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Returns whether the stream stops, because a switch was requested and is possible now. Nothing
+    /// wakes the task: whoever has made the request looks after each poll.
+    fn stops(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(request) = self.switch_request().filter(|request| request.is_made()) else {
+            return false;
+        };
+        let request = Arc::clone(request);
+        let mut can_switch = self.is_between_records();
+        if !can_switch && self.inner.get_ref().1.wants_write() {
+            // The next write reports an error.
+            let _ = Pin::new(&mut self.inner).poll_flush(cx);
+            can_switch = self.is_between_records();
+        }
+        if can_switch {
+            request.stop();
+        }
+        can_switch
+    }
+
+    /// Ready if a write may follow. If a switch was requested, what was written before must be sent
+    /// first. This does not stop reads, because the other side may write before it reads.
+    fn poll_before_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.switch_request().is_some_and(|request| request.is_made()) {
+            return Poll::Ready(Ok(()));
+        }
+        if self.inner.get_ref().1.wants_write() {
+            let flushed = ready!(Pin::new(&mut self.inner).poll_flush(cx));
+            flushed.map_err(|error| self.reason(error, cx))?;
+        }
+        if self.stops(cx) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
     /// Returns the alert that came before the connection broke, if it is still unread.
     fn reason(&mut self, error: io::Error, cx: &mut Context<'_>) -> io::Error {
         match Pin::new(&mut self.inner).poll_fill_buf(cx) {

@@ -166,7 +166,7 @@ impl Hops {
                     Self::default()
                 }
             }
-            (Stream::Tcp(_) | Stream::Tls(_), _) => Self::default(),
+            (Stream::Tcp(_) | Stream::Tls(_) | Stream::Kernel(_), _) => Self::default(),
         }
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Facts {
     pub(super) tls: Option<Box<TlsFacts>>,
     /// What the target and this program have agreed on, if the target speaks TLS.
     pub(super) target_tls: Option<Box<TargetTls>>,
+    /// Whether the kernel has the TLS of the client, and of the target or the upstream proxy.
+    pub(crate) in_kernel: [bool; 2],
     pub(crate) target: Option<Target>,
     /// Why the rules would refuse the target, if the service only learns.
     pub(crate) would_deny: Option<Refusal>,

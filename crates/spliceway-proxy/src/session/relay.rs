@@ -3,6 +3,7 @@
 mod answering;
 mod ends;
 mod http;
+mod kernel;
 mod plain;
 mod request_body;
 mod spin;

@@ -1,5 +1,7 @@
 //! Ends the TLS of an admitted client.
 
+use std::sync::Arc;
+
 use rustls::Error;
 use tokio::time::timeout_at;
 
@@ -12,6 +14,7 @@ use super::tls_facts::TlsFacts;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::kit::refusal::Refusal;
 use crate::kit::tls_error::Peer;
+use crate::net::records::Records;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
 use crate::tls::client_cert::{BadClientCert, BadClientCertKind};
@@ -33,7 +36,14 @@ impl Admitted {
         let counts = terminator.counts();
         // The record has the name, also if the handshake fails.
         let stated = |name: &str| guard.session().facts().server_name = Some(name.into());
-        let accept = terminator.accept(head, self.client.into_reader(), protocol.as_deref(), stated);
+        let reader = self.client.into_reader();
+        let records = if terminator.uses_kernel() && matches!(reader.get_ref(), Stream::Tcp(_)) {
+            Records::followed(reader, &head)
+        } else {
+            Records::unseen(reader)
+        };
+        let keys = records.secrets().map(|secrets| Arc::clone(secrets) as _);
+        let accept = terminator.accept(head, records, protocol.as_deref(), keys, stated);
         let (stream, agreed) = match timeout_at(deadline, accept).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(Refused { error, stream })) => {

@@ -34,7 +34,7 @@ pub(crate) use tree::Environment;
 pub(crate) use value::{List, Value, Word};
 pub(super) use value::{all, or, parsed};
 pub(crate) use values::{
-    ClientVerifyArg, ClientsArg, KindArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, StartTlsArg, TlsMinArg,
+    ClientVerifyArg, ClientsArg, KindArg, KtlsArg, LogLevelArg, OnOffArg, PrivateArg, RuleArg, StartTlsArg, TlsMinArg,
     UnknownNameArg, admin_path,
 };
 pub(crate) use words::*;

@@ -222,6 +222,7 @@ fn settings(
     distinct.add_other("remote", &admin.remote, origin, faults);
     distinct.add_other("http", &acme.http, origin, faults);
     faults.keep(check_saved(config, origin));
+    faults.keep(tls::check_kernel(engine));
     let users = user_limits(&defaults.user, &tables, &services, origin, faults);
     let client_policies = services.iter().map(|service| &service.clients);
     faults.warnings.extend(without_effect(config, client_policies));
@@ -396,7 +397,7 @@ fn settle_service(
     if transport == Transport::Datagrams {
         udp::check(&service, &backends, faults);
     }
-    let tls = tls::terminator(&service, &config.acme, origin, faults).map(Arc::new);
+    let tls = tls::terminator(&service, config, origin, faults).map(Arc::new);
     let has_certificates = tls.as_ref().is_some_and(|tls| tls.clients().is_some());
     let clients = client_policy(&service, transport, lists.networks(), faults);
     let is_user = is_user(users.as_deref(), &clients, has_certificates);
@@ -415,7 +416,7 @@ fn settle_service(
         upstreams: &dial.upstreams,
         check: probe.as_ref(),
     };
-    let originator = target_tls::originator(&service, &servers, origin, &mut faults.warnings);
+    let originator = target_tls::originator(&service, &servers, config, origin, &mut faults.warnings);
     let settled = ServiceSettings {
         name: name_of(&service, &kind, transport),
         listen: service.listen.as_ref().map(List::parsed).unwrap_or_default(),

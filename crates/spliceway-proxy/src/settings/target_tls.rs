@@ -2,11 +2,11 @@
 
 use spliceway_protocol::address::Target;
 
-use super::config::{Backend, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
+use super::config::{Backend, Config, File, Key, List, OnOffArg, Service, Table, Value, all, parsed};
 use super::faults::Fault;
 use super::origin::Origin;
 use super::service::Kind;
-use super::tls::{KeyAt, has_tls};
+use super::tls::{KeyAt, has_tls, uses_kernel};
 use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::UpstreamProxy;
 use crate::tls::certificate::PairFiles;
@@ -36,12 +36,14 @@ struct Server {
 pub(super) fn originator(
     service: &Service,
     servers: &Servers<'_>,
+    config: &Config,
     origin: &Origin,
     warnings: &mut Vec<Fault>,
 ) -> Result<Option<Originator>, Fault> {
-    let Some((settings, (key, at))) = settings(service, servers, origin, warnings)? else {
+    let Some((mut settings, (key, at))) = settings(service, servers, origin, warnings)? else {
         return Ok(None);
     };
+    settings.uses_kernel = uses_kernel(&config.engine);
     let originator = Originator::new(settings).map_err(|bad| {
         let files = [
             ("target_tls_ca", &service.target_tls_ca),
@@ -107,6 +109,7 @@ pub(super) fn settings(
         alpn: protocols(service)?,
         pair: pair(service, path)?,
         verifies,
+        uses_kernel: false,
     };
     let given = [&service.target_tls_ca, &service.target_tls_cert];
     let given = given.into_iter().flatten().next();

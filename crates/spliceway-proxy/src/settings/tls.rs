@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use super::acme;
 use super::config::{
-    Acme, ClientVerifyArg, File, KindArg, List, Service, TlsMinArg, UnknownNameArg, Value, all, parsed,
+    Acme, ClientVerifyArg, Config, Engine, File, KindArg, KtlsArg, List, Service, TlsMinArg, UnknownNameArg, Value, all, parsed,
 };
 use super::faults::{Fault, Faults};
 use super::origin::Origin;
+use crate::net::kernel_support::KernelSupport;
 use crate::tls::IS_SUPPORTED;
 use crate::tls::bad_files::bad_files;
 use crate::tls::certificate::{BadFile, PairFiles};
@@ -18,9 +19,16 @@ use crate::tls::server::{ServerSettings, Terminator};
 const UNNAMED_MAX: usize = 8;
 
 /// Reads the certificates of a service. Returns `None` if its clients do not speak TLS.
-pub(super) fn terminator(service: &Service, acme: &Acme, origin: &Origin, faults: &mut Faults) -> Option<Terminator> {
+pub(super) fn terminator(
+    service: &Service,
+    config: &Config,
+    origin: &Origin,
+    faults: &mut Faults,
+) -> Option<Terminator> {
+    let acme = &config.acme;
     let settings = settings(service, acme, origin);
-    let (settings, (key, at)) = faults.keep(settings).flatten()?;
+    let (mut settings, (key, at)) = faults.keep(settings).flatten()?;
+    settings.uses_kernel = uses_kernel(&config.engine);
     if let Some(issued) = &settings.acme {
         faults.keep(acme::check_authorities(issued, acme, at));
     }
@@ -130,6 +138,7 @@ pub(super) fn settings(
         alpn: all(&service.tls_alpn),
         refuses_unknown_names: service.tls_unknown_name() == UnknownNameArg::Refuse,
         clients: clients(service, path)?,
+        uses_kernel: false,
     };
     Ok(Some((settings, (key, at))))
 }
@@ -227,6 +236,24 @@ pub(super) fn has_tls(key: &'static str, at: Option<usize>) -> Result<(), Fault>
     }
     let why = "needs a build with TLS: expected one with the cargo feature `tls`";
     Err(Fault::new(at, key, why))
+}
+
+/// Returns whether the kernel may take over the connections of all services.
+pub(super) fn uses_kernel(engine: &Engine) -> bool {
+    engine.ktls() != KtlsArg::Off && IS_SUPPORTED && KernelSupport::get().refusal().is_none()
+}
+
+/// Checks that the kernel can take over connections, if it must.
+pub(super) fn check_kernel(engine: &Engine) -> Result<(), Fault> {
+    if engine.ktls() != KtlsArg::On {
+        return Ok(());
+    }
+    let at = engine.ktls.as_ref().and_then(Value::at);
+    has_tls("ktls", at)?;
+    match KernelSupport::get().refusal() {
+        None => Ok(()),
+        Some(why) => Err(Fault::new(at, "ktls", format!("is on, and {why}; or write \"auto\""))),
+    }
 }
 
 /// Returns the files of the listed certificates and their keys. Without keys, each certificate has

@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, CommonState, HandshakeKind, ProtocolVersion};
 use spliceway_protocol::address::Target;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -31,6 +31,7 @@ use super::stamp::Stamp;
 use super::verifier::{Unverified, Verifier};
 use super::watched::{Watched, watch};
 use crate::kit::tls_error::fault;
+use crate::net::records::Records;
 
 /// How a service speaks TLS to its targets and its upstream proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub(crate) struct ClientSettings {
     pub(crate) pair: Option<PairFiles>,
     /// Whether a server must prove who it is.
     pub(crate) verifies: bool,
+    /// Whether the kernel may take connections over.
+    pub(crate) uses_kernel: bool,
 }
 
 /// The protocols that a target is offered (ALPN).
@@ -155,6 +158,11 @@ impl Originator {
         self.settings == other.settings && self.fingerprint() == other.fingerprint()
     }
 
+    /// Returns whether the kernel may take connections over.
+    pub(crate) fn uses_kernel(&self) -> bool {
+        self.settings.uses_kernel
+    }
+
     /// Returns what servers may refuse about the certificate for them.
     pub(crate) fn doubts(&self) -> Arc<[Doubt]> {
         Arc::clone(&self.in_force.read().doubts)
@@ -191,11 +199,11 @@ impl Originator {
     /// Returns the reason why the target is not trusted, or refuses.
     pub(crate) async fn connect_to_target<S>(
         &self,
-        stream: S,
+        stream: Records<S>,
         name: &PeerName,
         protocol: Option<&str>,
         is_check: bool,
-    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    ) -> Result<(TlsStream<Records<S>>, AgreedWithServer), ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -228,9 +236,9 @@ impl Originator {
     /// Returns the reason why the proxy is not trusted, or refuses.
     pub(crate) async fn connect_to_proxy<S>(
         &self,
-        stream: S,
+        stream: Records<S>,
         name: &PeerName,
-    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    ) -> Result<(TlsStream<Records<S>>, AgreedWithServer), ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -240,18 +248,21 @@ impl Originator {
 
     async fn connect<S>(
         &self,
-        stream: S,
-        config: Arc<ClientConfig>,
+        stream: Records<S>,
+        mut config: Arc<ClientConfig>,
         name: &PeerName,
         protocols: &[&str],
-    ) -> Result<(TlsStream<BufReader<S>>, AgreedWithServer), ConnectError>
+    ) -> Result<(TlsStream<Records<S>>, AgreedWithServer), ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = name.0.clone().ok_or(ConnectError::OlderSettings)?;
         let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        // Nothing was read before. A reader whose buffer is this small never uses it.
-        let stream = BufReader::with_capacity(1, stream);
+        if let Some(secrets) = stream.secrets() {
+            let config = Arc::make_mut(&mut config);
+            config.enable_secret_extraction = true;
+            config.key_log = Arc::clone(secrets) as _;
+        }
         let connector = TlsConnector::from(config);
         let stream = connector.with_alpn(protocols).connect(name, stream).await?;
         let agreed = AgreedWithServer::new(stream.get_ref().1, self.settings.verifies);

@@ -431,6 +431,7 @@ mod tests {
             alpn: OfferedProtocols::Listed(Vec::new()),
             pair: Some(folder.pair(&pem(own), &key.serialize_pem())),
             verifies: true,
+            uses_kernel: false,
         };
         let inspector = Inspector::with_roots(Vec::new(), "");
         let found = |settings: &ClientSettings| -> Vec<_> {

@@ -11,7 +11,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor, NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
-use rustls::{Error, PeerIncompatible, SupportedProtocolVersion};
+use rustls::{Error, KeyLog, PeerIncompatible, SupportedProtocolVersion};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::StartHandshake;
 use tokio_rustls::server::TlsStream;
@@ -49,6 +49,8 @@ pub(crate) struct ServerSettings {
     pub(crate) refuses_unknown_names: bool,
     /// `None` means that clients are asked for no certificate.
     pub(crate) clients: Option<ClientCertSettings>,
+    /// Whether the kernel may take connections over.
+    pub(crate) uses_kernel: bool,
 }
 
 /// Terminates the TLS of a listener's clients.
@@ -292,14 +294,21 @@ impl Terminator {
         first.map(|(file, valid)| (file.display().to_string(), valid)).collect()
     }
 
+    /// Returns whether the kernel may take connections over.
+    pub(crate) fn uses_kernel(&self) -> bool {
+        self.settings.uses_kernel
+    }
+
     /// Shakes hands with a client, which has already sent `head`. `protocol` is the only one to
-    /// agree on (ALPN), if there is one. `stated` gets the name that the client states. A client
-    /// whose handshake fails has its alert afterwards.
+    /// agree on (ALPN), if there is one. `keys` gets the secrets, if the kernel may take the
+    /// connection over. `stated` gets the name that the client states. A client whose handshake
+    /// fails has its alert afterwards.
     pub(crate) async fn accept<S>(
         &self,
         head: Vec<u8>,
         stream: S,
         protocol: Option<&[u8]>,
+        keys: Option<Arc<dyn KeyLog>>,
         stated: impl FnOnce(&str),
     ) -> Result<(TlsStream<S>, Agreed), Refused<S>>
     where
@@ -308,6 +317,11 @@ impl Terminator {
         let InForce { mut config, pairs, .. } = self.in_force.read().clone();
         if let Some(protocol) = protocol {
             Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
+        }
+        if let Some(keys) = keys {
+            let config = Arc::make_mut(&mut config);
+            config.enable_secret_extraction = true;
+            config.key_log = keys;
         }
         let start = hello(&head, stream).await?;
         drop(head);

@@ -38,6 +38,13 @@ impl Program {
         Self::spawn(command, arguments.contains(&"--metrics"))
     }
 
+    /// Starts the program with these environment variables.
+    pub(crate) fn start_with(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(arguments).envs(variables.iter().copied());
+        Self::spawn(command, arguments.contains(&"--metrics"))
+    }
+
     /// Starts the program with at most `descriptors` descriptors.
     pub(crate) fn start_with_descriptors(descriptors: usize, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");

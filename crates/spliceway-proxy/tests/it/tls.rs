@@ -7,6 +7,7 @@ mod distrust;
 mod doctor;
 mod folder;
 mod hostile;
+mod kernel;
 mod leaving;
 mod originate;
 mod outside;

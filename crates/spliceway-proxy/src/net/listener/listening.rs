@@ -158,7 +158,7 @@ impl Accepted {
     /// root. It may have connected when the mode of the socket was another one.
     pub(crate) fn is_of_other_user(&self) -> bool {
         match &self.stream {
-            Stream::Tcp(_) | Stream::Tls(_) => false,
+            Stream::Tcp(_) | Stream::Tls(_) | Stream::Kernel(_) => false,
             Stream::Unix(stream) => !abstract_socket::is_of_owner(stream),
         }
     }
@@ -166,7 +166,7 @@ impl Accepted {
     /// Returns whether the client has connected to a path that is private now.
     pub(crate) fn is_on_private_path(&self) -> bool {
         match &self.stream {
-            Stream::Tcp(_) | Stream::Tls(_) => false,
+            Stream::Tcp(_) | Stream::Tls(_) | Stream::Kernel(_) => false,
             Stream::Unix(stream) => stream
                 .local_addr()
                 .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),

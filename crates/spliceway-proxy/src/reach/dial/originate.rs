@@ -8,6 +8,7 @@ use super::error::{DialError, UpstreamFault};
 use super::request::TlsRequest;
 use super::upstream::UpstreamProxy;
 use crate::kit::tls_error::Peer;
+use crate::net::records::Records;
 use crate::net::stream::Stream;
 use crate::net::tls_stream::TlsStream;
 use crate::tls::client::{Originator, PeerName};
@@ -26,8 +27,9 @@ impl Dialer {
         let begin = async {
             let mut stream = silent(&dialed.early, dialed.stream)?;
             stream.write_all(request.introduction).await?;
-            originator(self)?
-                .connect_to_target(stream, request.name, request.protocol, request.is_check)
+            let originator = originator(self)?;
+            originator
+                .connect_to_target(records(stream, originator), request.name, request.protocol, request.is_check)
                 .await
         };
         let (stream, agreed) = in_time(deadline, begin)
@@ -56,7 +58,8 @@ impl Dialer {
         let name = PeerName::of(&proxy.address);
         let begin = async {
             let stream = silent(&dialed.early, dialed.stream)?;
-            originator(self)?.connect_to_proxy(stream, &name).await
+            let originator = originator(self)?;
+            originator.connect_to_proxy(records(stream, originator), &name).await
         };
         let connected = in_time(deadline, begin).await;
         let (stream, _) = connected.map_err(|error| proxy.fault(UpstreamFault::Tls(error)))?;
@@ -75,6 +78,12 @@ fn originator(dialer: &Dialer) -> Result<&Originator, ConnectError> {
         .originator()
         .map(AsRef::as_ref)
         .ok_or(ConnectError::OlderSettings)
+}
+
+/// Returns the reader below TLS. Only a socket of its own can have TLS in the kernel.
+fn records(stream: Stream, originator: &Originator) -> Records<Stream> {
+    let is_followed = originator.uses_kernel() && matches!(stream, Stream::Tcp(_));
+    Records::of_silent(stream, is_followed)
 }
 
 /// Returns the stream, unless the other end has sent bytes before the handshake.

@@ -59,6 +59,23 @@ where
     relay
 }
 
+/// Returns a relay that continues from this state.
+pub(super) fn resumed_relay<A, B>(
+    client: A,
+    upstream: B,
+    options: RelayOptions,
+    state: RelayState,
+    guard: &mut Guard,
+) -> Relay<A, B>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut relay = Relay::resume(client, upstream, options, state);
+    guard.resuming(relay.stats(), relay.cancel_handle());
+    relay
+}
+
 /// Adds to these options what applies to a relay between these ends.
 pub(super) fn options(
     mut options: RelayOptions,

@@ -44,6 +44,9 @@ pub(in crate::session) struct Exchange {
     pub(in crate::session) early: Vec<u8>,
 }
 
+/// The kernel takes over TLS only from relays that do not look at the bytes.
+const NOT_IN_KERNEL: &str = "HTTP requests keep their TLS in user space";
+
 /// How a relay ended.
 type RelayEnd = Result<RelaySummary, RelayError>;
 
@@ -108,6 +111,7 @@ impl Exchange {
                 Box::pin(sending.relay(halves, options, guard)).await
             }
             Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
+            Stream::Kernel(_) => unreachable!("{NOT_IN_KERNEL}"),
         };
         let answered = match (ended, upload.take_followed()) {
             (Ok(_), Some(followed)) => {
@@ -136,6 +140,7 @@ impl Exchange {
             Stream::Tcp(target) => read_answer(client, target, answer, options, guard).await,
             Stream::Tls(target) => Box::pin(read_answer(client, &mut **target, answer, options, guard)).await,
             Stream::Unix(_) => unreachable!("no client can name a Unix socket"),
+            Stream::Kernel(_) => unreachable!("{NOT_IN_KERNEL}"),
         }
     }
 
@@ -260,6 +265,7 @@ where
         Stream::Tcp(client) => relay_parsed(client, target, options, upload, guard).await,
         Stream::Unix(client) => relay_parsed(client, target, options, upload, guard).await,
         Stream::Tls(client) => relay_parsed(client, target, options, upload, guard).await,
+        Stream::Kernel(_) => unreachable!("{NOT_IN_KERNEL}"),
     }
 }
 
@@ -303,6 +309,7 @@ async fn read_answer<B: AsyncRead + AsyncWrite + Send + Unpin>(
         Stream::Tcp(client) => relay_answer(client, target, options, guard).await,
         Stream::Unix(client) => relay_answer(client, target, options, guard).await,
         Stream::Tls(client) => relay_answer(client, target, options, guard).await,
+        Stream::Kernel(_) => unreachable!("{NOT_IN_KERNEL}"),
     };
     let is_whole = |end: &RelaySummary| end.end == EndReason::Ended && end.first_eof.is_none();
     match &mut followed.body {

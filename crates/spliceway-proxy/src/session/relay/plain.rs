@@ -11,7 +11,8 @@ use spliceway::{Mirror, Peer, Relay, RelayError, RelayOptions, RelayState, Relay
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
-use super::ends::new_relay;
+use super::ends::{new_relay, resumed_relay};
+use super::kernel::{KeysLost, Switching, count_others, switch_ends};
 use super::spin::Spin;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -41,12 +42,29 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
         options, rates, mirror, ..
     } = bounds;
     Step::new(async move {
-        let ended = {
-            // The relay passes a reset on to an end that is a socket.
-            let ends = (Spliceable::new(&mut client), Spliceable::new(&mut upstream));
-            let mut relay = new_relay(ends.0, ends.1, options, mirror, &mut record.guard);
-            let mut counter = ByteCounter::new(record.guard.session(), ByteSource::Relay(relay.stats()));
-            poll_fn(|cx| poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx))).await
+        count_others(&client, &upstream, &record.guard);
+        // A relay that is resumed has no mirror.
+        let may_switch = mirror.is_none();
+        let mut beginning = Beginning::New(options, mirror);
+        let ended = loop {
+            let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
+            let state = match run(&mut client, &mut upstream, beginning, switching, &mut record).await {
+                Ok(Paused::Ended(ended)) => break ended,
+                Ok(Paused::Suspended(state)) => state,
+                Err(error) => {
+                    record.end(lost(&error));
+                    return None;
+                }
+            };
+            match switch_ends(client, upstream, &record.guard) {
+                Ok(ends) => (client, upstream) = ends,
+                Err(keys_lost) => {
+                    record.end(reset_both(keys_lost).await);
+                    return None;
+                }
+            }
+            let relays = record.guard.service().relays.clone();
+            beginning = Beginning::Resumed(super::ends::options(relays, &rates, &client, &upstream), state);
         };
         record.observe(&client, &upstream);
         match &ended {
@@ -64,6 +82,81 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
     })
 }
 
+/// How a relay begins between streams that have a state in this process.
+enum Beginning {
+    New(RelayOptions, Option<Mirror>),
+    Resumed(RelayOptions, Box<RelayState>),
+}
+
+/// Why such a relay does not run any more.
+enum Paused {
+    Ended(Result<RelaySummary, RelayError>),
+    /// An end may be in the kernel from now on.
+    Suspended(Box<RelayState>),
+}
+
+/// Relays until the streams end, or until the kernel can take one of them over.
+async fn run(
+    client: &mut Stream,
+    upstream: &mut Stream,
+    beginning: Beginning,
+    mut switching: Option<Switching>,
+    record: &mut Record,
+) -> io::Result<Paused> {
+    // The relay passes a reset on to an end that is a socket.
+    let (client, upstream) = (Spliceable::new(client), Spliceable::new(upstream));
+    let guard = &mut record.guard;
+    let mut relay = match beginning {
+        Beginning::New(options, mirror) => new_relay(client, upstream, options, mirror, guard),
+        Beginning::Resumed(options, state) => resumed_relay(client, upstream, options, *state, guard),
+    };
+    let stats = relay.stats();
+    let mut counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
+    let ended = poll_fn(|cx| {
+        loop {
+            let polled = poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx));
+            if let Poll::Ready(ended) = polled {
+                return Poll::Ready(Some(ended));
+            }
+            let Some(switching) = &mut switching else {
+                return Poll::Pending;
+            };
+            if !switching.has_stopped(&stats) {
+                return Poll::Pending;
+            }
+            if relay.can_suspend() {
+                return Poll::Ready(None);
+            }
+            switching.give_up();
+        }
+    })
+    .await;
+    match ended {
+        Some(ended) => Ok(Paused::Ended(ended)),
+        None => Ok(Paused::Suspended(Box::new(relay.suspend()?.state))),
+    }
+}
+
+/// Resets both ends of a session whose keys are lost.
+async fn reset_both(lost: KeysLost) -> Outcome {
+    let KeysLost {
+        is_client,
+        streams,
+        error,
+    } = lost;
+    for stream in streams {
+        if let Stream::Tcp(socket) = stream.into_socket() {
+            spliceway::reset(socket).await;
+        }
+    }
+    let end = if is_client {
+        SessionEnd::ResetByClient
+    } else {
+        SessionEnd::ResetByUpstream
+    };
+    Outcome::because(end, &format_args!("the kernel has refused the keys of TLS: {error}"))
+}
+
 /// Lets a proxy behind TLS have the last bytes for a target behind TLS. The target announces its
 /// end before the proxy does. A close would answer the announcement of the proxy with a reset, and
 /// the reset would remove what the socket has not yet sent.
@@ -79,9 +172,13 @@ async fn linger_below(upstream: Stream, limit: Option<Duration>) {
 /// every byte. For sockets, the relay does this.
 pub(super) async fn pass_reset(failed: Stream, other: Stream) {
     drop(failed);
-    if let Stream::Tls(tls) = other
-        && !tls.is_finished()
-        && let Stream::Tcp(socket) = tls.into_socket()
+    let is_cut = match &other {
+        Stream::Tls(tls) => !tls.is_finished(),
+        Stream::Kernel(tls) => !tls.is_finished(),
+        Stream::Tcp(_) | Stream::Unix(_) => false,
+    };
+    if is_cut
+        && let Stream::Tcp(socket) = other.into_socket()
     {
         spliceway::reset(socket).await;
     }
@@ -104,11 +201,7 @@ where
     let guard = &mut record.guard;
     let relay = match state {
         None => new_relay(client, upstream, options, mirror, guard),
-        Some(state) => {
-            let mut relay = Relay::resume(client, upstream, options, *state);
-            guard.resuming(relay.stats(), relay.cancel_handle());
-            relay
-        }
+        Some(state) => resumed_relay(client, upstream, options, *state, guard),
     };
     let mut running = Running {
         spin: Spin::new(guard.service().settings.spin, relay.stats()),
@@ -199,9 +292,9 @@ where
     }
 }
 
-/// Returns the end of a session whose relay could not be suspended for another process.
+/// Returns the end of a session whose relay could not be suspended.
 fn lost(error: &io::Error) -> Outcome {
-    let why = format!("cannot read out a pipe for a hand-over: {error}");
+    let why = format!("cannot read out a pipe to suspend a relay: {error}");
     tracing::error!("a session ends: {why}");
     Outcome::because(SessionEnd::Drained, &why)
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
 use super::values::{
-    ClientVerifyArg, ClientsArg, KindArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg,
+    ClientVerifyArg, ClientsArg, KindArg, KtlsArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg,
     TlsMinArg, UnknownNameArg,
 };
 use super::words::*;
@@ -202,6 +202,10 @@ tables! {
         /// Size of the pipes that hold spliced bytes. `auto` adapts it to the traffic
         pipe_size: Value<Choice<PipeSizeArg>> = "auto"
             => DATA_PATH.takes("SIZE").rare().with(|arg, _| arg.ignore_case(true));
+        /// Give TLS connections to the kernel, which then splices their data: each TLS 1.3
+        /// connection of a session that has moved 1 MiB in a direction. Needs the module `tls` and
+        /// Linux 6.14
+        ktls: Value<Choice<KtlsArg>> = "off" => DATA_PATH.takes("WHEN").rare();
         /// Time that a worker stays awake after a message, at most 1ms. 20us lowers the latency of
         /// a few busy connections, and costs more CPU time
         spin: Value<SpinTime> = "0" => DATA_PATH.takes("TIME").rare();

@@ -31,6 +31,16 @@ pub(crate) enum SpliceArg {
     Off,
 }
 
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KtlsArg {
+    /// TLS stays in this program
+    Off,
+    /// The kernel takes over the connections that it can
+    Auto,
+    /// The same, and the program does not start if the kernel can take over none
+    On,
+}
+
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum PipeSizeArg {
     Auto,

@@ -18,6 +18,7 @@ use spliceway_protocol::address::Target;
 use tokio::time::timeout;
 
 use super::settings::with_own_key;
+use crate::net::records::Records;
 use crate::net::stream::Stream;
 use crate::tls::client::{Originator, PeerName};
 
@@ -75,6 +76,7 @@ impl Https {
         let target = target.ok_or("the host is not valid")?;
         let name = PeerName::of(&target);
         let stream = (self.connect)(target).await?;
+        let stream = Records::of_silent(stream, false);
         let connected = self.originator.connect_to_target(stream, &name, None, false).await;
         let (stream, _) = connected.map_err(|why| with_own_key(&why))?;
         *request.uri_mut() = uri.path_and_query().map_or("/", |path| path.as_str()).parse::<Uri>()?;

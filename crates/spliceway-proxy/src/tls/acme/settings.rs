@@ -66,6 +66,7 @@ impl AcmeSettings {
             alpn: OfferedProtocols::Listed(Vec::new()),
             pair: None,
             verifies: true,
+            uses_kernel: false,
         };
         Originator::new(settings).map_err(|why| with_own_key(&why))
     }

@@ -40,6 +40,7 @@ fn example(names: &[&str], change: impl FnOnce(&mut ServerSettings)) -> Example 
         alpn: Vec::new(),
         refuses_unknown_names: false,
         clients: None,
+        uses_kernel: false,
     };
     change(&mut settings);
     Example {
@@ -87,7 +88,7 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let accepted = terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}).await;
+        let accepted = terminator.accept(Vec::new(), BufReader::new(far), None, None, |_| {}).await;
         let (mut stream, agreed) = accepted.map_err(|refused| refused.error)?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
@@ -142,7 +143,7 @@ async fn needs_one_turn(terminator: &Terminator, client: ClientConfig) -> bool {
     let (near, far) = duplex(1 << 16);
     let connector = TlsConnector::from(Arc::new(client));
     let mut connect = pin!(connector.connect("a.test".try_into().unwrap(), near));
-    let mut accept = pin!(terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}));
+    let mut accept = pin!(terminator.accept(Vec::new(), BufReader::new(far), None, None, |_| {}));
     let (mut connected, mut accepted) = (None, None);
     assert!(!poll_on(connect.as_mut(), &mut connected).await);
     assert!(!poll_on(accept.as_mut(), &mut accepted).await);
@@ -251,7 +252,7 @@ async fn an_old_version_is_refused_if_only_the_newest_is_allowed() {
     let (mut near, far) = duplex(1 << 10);
     near.write_all(&hello).await.unwrap();
     let refused = terminator
-        .accept(Vec::new(), BufReader::new(far), None, |_| {})
+        .accept(Vec::new(), BufReader::new(far), None, None, |_| {})
         .await
         .unwrap_err();
     let cause = refused.error.to_string();
@@ -284,7 +285,7 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
         let (mut near, far) = duplex(1 << 10);
         near.write_all(first).await.unwrap();
         let refused = terminator
-            .accept(Vec::new(), BufReader::new(far), None, |_| {})
+            .accept(Vec::new(), BufReader::new(far), None, None, |_| {})
             .await
             .unwrap_err();
         assert_eq!(
@@ -301,7 +302,7 @@ async fn bytes_that_are_not_tls_and_an_early_end_are_errors_of_their_own() {
     drop(near);
     assert!(matches!(
         terminator
-            .accept(Vec::new(), BufReader::new(far), None, |_| {})
+            .accept(Vec::new(), BufReader::new(far), None, None, |_| {})
             .await
             .unwrap_err()
             .error,
@@ -578,8 +579,8 @@ async fn a_write_after_the_alert_of_a_refusal_says_why() {
     let connector = TlsConnector::from(Arc::new(example.client));
     let name = ServerName::try_from("a.test").unwrap();
     let (refused, connected) = tokio::join!(
-        example.terminator.accept(Vec::new(), BufReader::new(far), None, |_| {}),
-        connector.connect(name, BufReader::new(near))
+        example.terminator.accept(Vec::new(), BufReader::new(far), None, None, |_| {}),
+        connector.connect(name, Records::of_silent(near, false))
     );
     // The server closes its connection.
     drop(refused.expect_err("the client has no certificate"));

@@ -1,0 +1,78 @@
+//! Gives a TLS connection from rustls to the kernel.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::{Connection, Side, SupportedCipherSuite};
+use spliceway::KernelTls;
+
+use super::stream::Stream;
+use super::tls_stream::{Parts, TlsStream};
+use super::traffic_secrets::KernelSession;
+
+/// A connection that the kernel has not taken over.
+#[derive(Debug)]
+pub(crate) enum NotSwitched {
+    /// It is not between two records, or has ended. It continues as before.
+    NotNow(Box<TlsStream<Stream>>),
+    /// The kernel has refused the socket. The connection continues in user space.
+    Refused(Box<TlsStream<Stream>>, io::Error),
+    /// rustls has given up the keys, and the kernel does not have them.
+    Failed(Stream, io::Error),
+}
+
+/// Gives a connection to the kernel.
+pub(crate) fn switch(mut stream: Box<TlsStream<Stream>>) -> Result<Box<KernelTls>, NotSwitched> {
+    if !stream.is_between_records() {
+        return Err(NotSwitched::NotNow(stream));
+    }
+    // After this, the keys cannot be refused for what the kernel lacks: it has been probed.
+    let attached = match stream.socket() {
+        Stream::Tcp(socket) => KernelTls::attach(socket),
+        Stream::Unix(_) | Stream::Tls(_) | Stream::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
+    };
+    if let Err(error) = attached {
+        return Err(NotSwitched::Refused(stream, error));
+    }
+    match stream.into_parts() {
+        Ok(parts) => kernel_stream(parts).map_err(|(stream, error)| NotSwitched::Failed(stream, error)),
+        Err(stream) => Err(NotSwitched::NotNow(Box::new(stream))),
+    }
+}
+
+/// Gives the keys to the kernel.
+fn kernel_stream(parts: Parts<Stream>) -> Result<Box<KernelTls>, (Stream, io::Error)> {
+    let Parts {
+        records,
+        connection,
+        is_truncated,
+        is_cut,
+    } = parts;
+    let secrets = records.secrets().map(Arc::clone);
+    let socket = match records.into_inner() {
+        Stream::Tcp(socket) => socket,
+        other => return Err((other, io::ErrorKind::Unsupported.into())),
+    };
+    let side = match connection {
+        Connection::Client(_) => Side::Client,
+        Connection::Server(_) => Side::Server,
+    };
+    let Some((SupportedCipherSuite::Tls13(suite), secrets)) = connection.negotiated_cipher_suite().zip(secrets) else {
+        return Err((socket.into(), io::ErrorKind::Unsupported.into()));
+    };
+    let keys = connection.dangerous_extract_secrets().map_err(io::Error::other);
+    let keys = keys.and_then(|extracted| KernelSession::new(suite, side, &secrets, &extracted, is_truncated));
+    let (send, receive, session) = match keys {
+        Ok(keys) => keys,
+        Err(error) => return Err((socket.into(), error)),
+    };
+    match KernelTls::new(socket, &send, &receive, Box::new(session)) {
+        Ok(mut stream) => {
+            if let Some(is_cut) = is_cut {
+                stream.set_cut(is_cut);
+            }
+            Ok(Box::new(stream))
+        }
+        Err((socket, error)) => Err((socket.into(), error)),
+    }
+}

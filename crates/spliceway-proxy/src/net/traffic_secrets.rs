@@ -1,0 +1,202 @@
+//! The secrets of a TLS connection from which its keys follow, for the kernel.
+
+use std::fmt::{self, Debug, Formatter};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
+use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, KeyLog, Side, Tls13CipherSuite};
+use spliceway::{TlsCipher, TlsSession, TrafficKey};
+
+/// The first secrets of both sides, which rustls logs at the end of the handshake.
+#[derive(Default)]
+pub(crate) struct TrafficSecrets {
+    client: Mutex<Option<OkmBlock>>,
+    server: Mutex<Option<OkmBlock>>,
+}
+
+/// The keys of a connection in the kernel, now and after each key update.
+#[derive(Debug)]
+pub(super) struct KernelSession {
+    send: Direction,
+    receive: Direction,
+    is_truncated: Arc<AtomicBool>,
+}
+
+/// The keys of one direction.
+struct Direction {
+    suite: &'static Tls13CipherSuite,
+    cipher: TlsCipher,
+    key_bytes: usize,
+    /// The secret of the keys that are in force.
+    secret: OkmBlock,
+}
+
+/// The most key updates before the switch. rustls updates keys rarely, and peers do not do it this
+/// often in the time before the switch.
+const UPDATES_MAX: usize = 64;
+/// The labels that NSS has given to the secrets.
+const CLIENT: &str = "CLIENT_TRAFFIC_SECRET_0";
+const SERVER: &str = "SERVER_TRAFFIC_SECRET_0";
+const IV_BYTES: usize = 12;
+
+impl TrafficSecrets {
+    fn of(&self, label: &str) -> Option<&Mutex<Option<OkmBlock>>> {
+        match label {
+            CLIENT => Some(&self.client),
+            SERVER => Some(&self.server),
+            _ => None,
+        }
+    }
+
+    /// Returns the secrets of what this side sends and receives.
+    fn sent_and_received(&self, side: Side) -> Option<(OkmBlock, OkmBlock)> {
+        let (client, server) = (self.client.lock().clone()?, self.server.lock().clone()?);
+        Some(match side {
+            Side::Client => (client, server),
+            Side::Server => (server, client),
+        })
+    }
+}
+
+impl KeyLog for TrafficSecrets {
+    fn will_log(&self, label: &str) -> bool {
+        self.of(label).is_some()
+    }
+
+    fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+        if let Some(place) = self.of(label) {
+            *place.lock() = Some(OkmBlock::new(secret));
+        }
+    }
+}
+
+impl Debug for TrafficSecrets {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrafficSecrets").finish_non_exhaustive()
+    }
+}
+
+impl KernelSession {
+    /// Returns the keys that rustls has extracted for sending and for receiving, and the session
+    /// from which the next ones follow. `is_truncated` becomes `true` if the peer ends without an
+    /// announcement.
+    ///
+    /// # Errors
+    /// Returns an error if the keys do not follow from the secrets of the handshake.
+    pub(super) fn new(
+        suite: &'static Tls13CipherSuite,
+        side: Side,
+        secrets: &TrafficSecrets,
+        extracted: &ExtractedSecrets,
+        is_truncated: Arc<AtomicBool>,
+    ) -> io::Result<(TrafficKey, TrafficKey, Self)> {
+        let missing = || io::Error::other("the secrets of the handshake are missing");
+        let (sent, received) = secrets.sent_and_received(side).ok_or_else(missing)?;
+        let (send_key, send) = Direction::find(suite, sent, &extracted.tx)?;
+        let (receive_key, receive) = Direction::find(suite, received, &extracted.rx)?;
+        let session = Self {
+            send,
+            receive,
+            is_truncated,
+        };
+        Ok((send_key, receive_key, session))
+    }
+}
+
+impl TlsSession for KernelSession {
+    fn next_send_key(&mut self) -> io::Result<TrafficKey> {
+        self.send.update();
+        self.send.key(0)
+    }
+
+    fn next_receive_key(&mut self) -> io::Result<TrafficKey> {
+        self.receive.update();
+        self.receive.key(0)
+    }
+
+    fn ended(&mut self, is_announced: bool) {
+        if !is_announced {
+            self.is_truncated.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Direction {
+    /// Updates the first secret until the extracted key follows from it.
+    fn find(
+        suite: &'static Tls13CipherSuite,
+        secret: OkmBlock,
+        (next_record, extracted): &(u64, ConnectionTrafficSecrets),
+    ) -> io::Result<(TrafficKey, Self)> {
+        let (cipher, key, iv) = match extracted {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (TlsCipher::Aes128Gcm, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (TlsCipher::Aes256Gcm, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (TlsCipher::ChaCha20Poly1305, key, iv),
+            _ => return Err(io::Error::other("the kernel has no such cipher")),
+        };
+        let mut direction = Self {
+            suite,
+            cipher,
+            key_bytes: key.as_ref().len(),
+            secret,
+        };
+        for _ in 0..=UPDATES_MAX {
+            let derived = direction.key(*next_record)?;
+            if derived.key == key.as_ref() && derived.iv == iv.as_ref() {
+                return Ok((derived, direction));
+            }
+            direction.update();
+        }
+        Err(io::Error::other("the keys have been updated too often"))
+    }
+
+    /// Returns the keys in force (RFC 8446, 7.3).
+    fn key(&self, next_record: u64) -> io::Result<TrafficKey> {
+        let expander = self.suite.hkdf_provider.expander_for_okm(&self.secret);
+        let mut key = vec![0; self.key_bytes];
+        expand(&*expander, "key", &mut key)?;
+        let mut iv = [0; IV_BYTES];
+        expand(&*expander, "iv", &mut iv)?;
+        Ok(TrafficKey {
+            cipher: self.cipher,
+            key,
+            iv,
+            next_record,
+        })
+    }
+
+    /// Replaces the secret by the next one (RFC 8446, 7.2).
+    fn update(&mut self) {
+        let expander = self.suite.hkdf_provider.expander_for_okm(&self.secret);
+        let label = label("traffic upd", expander.hash_len());
+        self.secret = expander.expand_block(&[&label]);
+    }
+}
+
+impl Debug for Direction {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direction").field("cipher", &self.cipher).finish_non_exhaustive()
+    }
+}
+
+/// HKDF-Expand-Label with an empty context (RFC 8446, 7.1).
+fn expand(expander: &dyn HkdfExpander, name: &str, output: &mut [u8]) -> io::Result<()> {
+    let label = label(name, output.len());
+    let expanded = expander.expand_slice(&[&label], output);
+    expanded.map_err(|_| io::Error::other("the hash is too short for a key"))
+}
+
+/// Returns an encoded HkdfLabel for so many bytes.
+fn label(name: &str, bytes: usize) -> Vec<u8> {
+    let name = format!("tls13 {name}");
+    let mut label = Vec::with_capacity(2 + 1 + name.len() + 1);
+    label.extend(u16::try_from(bytes).expect("a key is short").to_be_bytes());
+    label.push(u8::try_from(name.len()).expect("a label is short"));
+    label.extend(name.as_bytes());
+    // The context is empty.
+    label.push(0);
+    label
+}
