@@ -314,3 +314,96 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Records<S> {
         Pin::new(&mut self.get_mut().reader).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    fn record(kind: u8, content: usize) -> Vec<u8> {
+        let length = u16::try_from(content).unwrap();
+        [&[kind, 3, 3], &length.to_be_bytes()[..], &vec![b'x'; content]].concat()
+    }
+
+    fn followed(head: &[u8]) -> (DuplexStream, Records<DuplexStream>, Arc<SwitchRequest>) {
+        let (peer, stream) = duplex(1 << 16);
+        let records = Records::followed(BufReader::with_capacity(64, stream), head);
+        let request = Arc::clone(records.request().unwrap());
+        (peer, records, request)
+    }
+
+    #[tokio::test]
+    async fn records_that_come_in_any_pieces_are_followed() {
+        let all = [record(22, 3), record(DATA, 0), record(DATA, 40), record(20, 1)].concat();
+        let ends = [8, 13, 58, 64];
+        for cut in 0..=all.len() {
+            let (mut peer, mut records, _) = followed(&all[..cut]);
+            let mut at = cut;
+            for piece in all[cut..].chunks(7) {
+                peer.write_all(piece).await.unwrap();
+                let mut bytes = vec![0; piece.len()];
+                records.read_exact(&mut bytes).await.unwrap();
+                assert_eq!(bytes, piece);
+                at += piece.len();
+                let position = &records.followed.as_ref().unwrap().position;
+                assert_eq!(*position == Position::default(), ends.contains(&at), "{cut} {at}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_read_does_not_pass_a_record_after_a_request() {
+        let all = [record(DATA, 30), record(DATA, 100), record(DATA, 20)].concat();
+        for cut in 0..all.len() {
+            let (mut peer, mut records, request) = followed(&[]);
+            peer.write_all(&all).await.unwrap();
+            // The buffer has read further than its reader.
+            let mut read = 0;
+            while read < cut {
+                let available = records.fill_buf().await.unwrap().len().min(cut - read);
+                records.consume(available);
+                read += available;
+            }
+            request.make();
+            let ends = [35, 140, 165];
+            while read < all.len() {
+                let end = *ends.iter().find(|end| read < **end).unwrap();
+                let mut bytes = [0; 200];
+                let length = records.read(&mut bytes).await.unwrap();
+                assert_eq!(bytes[..length], all[read..read + length]);
+                read += length;
+                assert!(length > 0 && read <= end, "{cut}: {read} is behind {end}");
+            }
+            assert!(records.reader.buffer().is_empty());
+        }
+    }
+
+    #[test]
+    fn only_data_that_is_certain_ends_a_read() {
+        let with = |content: usize| (DATA, content + OVERHEAD_BYTES);
+        for (records, returned, is_data) in [
+            (&[][..], 0, false),
+            (&[with(5)], 5, true),
+            // With padding.
+            (&[with(9)], 5, true),
+            // A message of a handshake, or an empty record.
+            (&[with(9)], 0, false),
+            (&[with(0)], 0, false),
+            (&[with(5), with(7)], 12, true),
+            // The second one may be a part of a message.
+            (&[with(5), with(7)], 5, false),
+            (&[with(5), with(7)], 7, false),
+            (&[with(5), (20, 1)], 5, false),
+            (&[(20, 1), with(5)], 5, false),
+            (&[(DATA, 3), with(5)], 5, false),
+        ] {
+            let mut last = LastRead::default();
+            for (kind, length) in records {
+                last.add(*kind, *length);
+            }
+            last.returned = returned;
+            assert_eq!(last.is_data(), is_data, "{records:?} {returned}");
+        }
+    }
+}

@@ -286,3 +286,6 @@ fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
     matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }
+
+#[cfg(all(test, feature = "tls"))]
+mod tests;

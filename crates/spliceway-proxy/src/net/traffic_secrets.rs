@@ -200,3 +200,6 @@ fn label(name: &str, bytes: usize) -> Vec<u8> {
     label.push(0);
     label
 }
+
+#[cfg(all(test, feature = "tls"))]
+pub(super) mod tests;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::net::records::Records;
 use crate::kit::tls_error::{Peer, TlsError};
 use crate::tls::acme::StateFolder;
 use crate::tls::certificate::tests::{Folder, made_pem};
