@@ -322,6 +322,8 @@ pub struct SessionView {
     pub sni: Option<String>,
     /// The version of TLS, if the program terminates the TLS of the client.
     pub tls: Option<String>,
+    /// Whose TLS the kernel has: `client`, `target` or `both`.
+    pub kernel_tls: Option<String>,
     pub target: Option<String>,
     pub dialled: Option<String>,
     pub started: String,

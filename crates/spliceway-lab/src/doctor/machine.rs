@@ -8,6 +8,8 @@ use std::{fs, str};
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 
+use spliceway::{KernelTls, TlsCipher};
+
 use super::finding::{Check, Finding};
 use super::loopback;
 
@@ -31,6 +33,7 @@ pub(super) fn checks(sessions: usize) -> Vec<Check> {
         }),
         Check::new("tcp-buffers", "the buffers of TCP", tcp_buffers),
         Check::new("congestion", "congestion control over loopback", congestion),
+        Check::new("ktls", "TLS in the kernel (--ktls)", || Ok(kernel_tls())),
         Check::new("capabilities", "capabilities", capabilities),
         Check::new("seccomp", "filters of system calls", seccomp),
     ]
@@ -229,6 +232,36 @@ fn capabilities() -> io::Result<Finding> {
             "Splicing needs none. Ports below {first_port} need CAP_NET_BIND_SERVICE, --mark, --tproxy and --transparent-source need CAP_NET_ADMIN, and --bind-interface may need CAP_NET_RAW."
         ),
     ))
+}
+
+/// Tries each cipher of TLS 1.3, and a second key.
+fn kernel_tls() -> Finding {
+    let (mut possible, mut refused) = (Vec::new(), Vec::new());
+    for (cipher, name) in [
+        (TlsCipher::Aes128Gcm, "AES-128-GCM"),
+        (TlsCipher::Aes256Gcm, "AES-256-GCM"),
+        (TlsCipher::ChaCha20Poly1305, "ChaCha20-Poly1305"),
+    ] {
+        match KernelTls::probe(cipher) {
+            Ok(()) => possible.push(name),
+            Err(error) => refused.push(error),
+        }
+    }
+    let observed = match (refused.first(), possible.is_empty()) {
+        (None, _) => possible.join(", "),
+        (Some(error), true) => format!("no cipher: {error}"),
+        (Some(error), false) => format!("only {}: {error}", possible.join(", ")),
+    };
+    Finding::judged(
+        refused.is_empty(),
+        "AES-128-GCM, AES-256-GCM, ChaCha20-Poly1305",
+        observed,
+    )
+    .so(
+        "`--ktls` lets the kernel take TLS connections over.",
+        "TLS connections with these ciphers stay in the program, with `--ktls`, too. Nothing else needs it.",
+    )
+    .advise("modprobe tls; a kernel before Linux 6.14 refuses the second key (EBUSY)")
 }
 
 fn seccomp() -> io::Result<Finding> {

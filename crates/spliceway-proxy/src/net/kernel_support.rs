@@ -53,7 +53,11 @@ impl KernelSupport {
 
     /// Returns why no connection can be in the kernel.
     pub(crate) fn refusal(&self) -> Option<Unsupported<'_>> {
-        self.ciphers.is_empty().then_some(self.refused.as_ref()).flatten().map(Unsupported)
+        self.ciphers
+            .is_empty()
+            .then_some(self.refused.as_ref())
+            .flatten()
+            .map(Unsupported)
     }
 
     /// Checks that the kernel can take a connection over after its handshake.

@@ -34,10 +34,7 @@ pub(crate) fn switch(mut stream: Box<TlsStream<Stream>>) -> Result<Box<KernelTls
     if let Err(error) = attached {
         return Err(NotSwitched::Refused(stream, error));
     }
-    match stream.into_parts() {
-        Ok(parts) => kernel_stream(parts).map_err(|(stream, error)| NotSwitched::Failed(stream, error)),
-        Err(stream) => Err(NotSwitched::NotNow(Box::new(stream))),
-    }
+    kernel_stream(stream.into_parts()).map_err(|(stream, error)| NotSwitched::Failed(stream, error))
 }
 
 /// Gives the keys to the kernel.

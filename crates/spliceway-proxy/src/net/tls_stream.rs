@@ -101,12 +101,8 @@ impl<S: AsyncRead> TlsStream<S> {
         self.inner.get_mut().0.forget();
     }
 
-    /// Returns the state of TLS, if the kernel can take the connection over now: both sides are
-    /// between two records, and have not ended.
-    pub(super) fn into_parts(mut self) -> Result<Parts<S>, Self> {
-        if !self.is_between_records() {
-            return Err(self);
-        }
+    /// Returns the state of TLS, for a caller to whom [`Self::is_between_records`] has said yes.
+    pub(super) fn into_parts(self) -> Parts<S> {
         let (records, connection) = match self.inner {
             Inner::Server(stream) => {
                 let (records, connection) = stream.into_inner();
@@ -117,15 +113,16 @@ impl<S: AsyncRead> TlsStream<S> {
                 (records, connection.into())
             }
         };
-        Ok(Parts {
+        Parts {
             records,
             connection,
             is_truncated: self.is_truncated,
             is_cut: self.is_cut,
-        })
+        }
     }
 
-    /// Returns whether the kernel can take the connection over now.
+    /// Returns whether the kernel can take the connection over now: both sides are between two
+    /// records, and have not ended.
     pub(super) fn is_between_records(&mut self) -> bool {
         if self.is_at_end || self.is_finished || !self.inner.get_ref().0.is_after_data() {
             return false;
@@ -267,7 +264,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
             let flushed = ready!(Pin::new(&mut self.inner).poll_flush(cx));
             flushed.map_err(|error| self.reason(error, cx))?;
         }
-        if self.stops(cx) { Poll::Pending } else { Poll::Ready(Ok(())) }
+        if self.stops(cx) {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(()))
+        }
     }
 
     /// Returns the alert that came before the connection broke, if it is still unread.

@@ -178,7 +178,9 @@ impl Direction {
 
 impl Debug for Direction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direction").field("cipher", &self.cipher).finish_non_exhaustive()
+        f.debug_struct("Direction")
+            .field("cipher", &self.cipher)
+            .finish_non_exhaustive()
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Facts {
     /// What the target and this program have agreed on, if the target speaks TLS.
     pub(super) target_tls: Option<Box<TargetTls>>,
     /// Whether the kernel has the TLS of the client, and of the target or the upstream proxy.
-    pub(crate) in_kernel: [bool; 2],
+    pub(super) in_kernel: [bool; 2],
     pub(crate) target: Option<Target>,
     /// Why the rules would refuse the target, if the service only learns.
     pub(crate) would_deny: Option<Refusal>,
@@ -283,6 +283,16 @@ impl Facts {
     pub(crate) fn tls_version(&self) -> Option<&'static str> {
         let agreed = self.tls.as_ref().and_then(|tls| tls.agreed.as_ref());
         agreed.map(|agreed| agreed.version)
+    }
+
+    /// Returns whose TLS the kernel has.
+    pub(crate) fn kernel_tls(&self) -> Option<&'static str> {
+        match self.in_kernel {
+            [false, false] => None,
+            [true, false] => Some("client"),
+            [false, true] => Some("target"),
+            [true, true] => Some("both"),
+        }
     }
 
     fn cut(&self) {

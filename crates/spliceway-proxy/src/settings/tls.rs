@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use super::acme;
 use super::config::{
-    Acme, ClientVerifyArg, Config, Engine, File, KindArg, KtlsArg, List, Service, TlsMinArg, UnknownNameArg, Value, all, parsed,
+    Acme, ClientVerifyArg, Config, Engine, File, KindArg, KtlsArg, List, Service, TlsMinArg, UnknownNameArg, Value,
+    all, parsed,
 };
 use super::faults::{Fault, Faults};
 use super::origin::Origin;

@@ -45,6 +45,7 @@ pub(super) fn session(session: &Session, now: Instant) -> SessionView {
         protocol: facts.protocol.map(Spoken::name).map(str::to_owned),
         sni: facts.server_name.as_deref().map(str::to_owned),
         tls: facts.tls_version().map(str::to_owned),
+        kernel_tls: facts.kernel_tls().map(str::to_owned),
         target: facts.target.as_ref().map(ToString::to_string),
         dialled: facts.dialled.map(|address| address.to_string()),
         started: when(SystemTime::now().checked_sub(duration)),

@@ -144,7 +144,10 @@ async fn unsent_records_delay_the_switch_and_do_not_stop_reads() {
     assert_eq!(rig.receive(9).await.unwrap(), b"more");
     let mut cx = Context::from_waker(std::task::Waker::noop());
     let write = Pin::new(&mut rig.server).poll_write(&mut cx, b"later");
-    assert!(write.is_pending() && !request.take_stop(), "the write waits for the client");
+    assert!(
+        write.is_pending() && !request.take_stop(),
+        "the write waits for the client"
+    );
     let mut down = [0; CAPACITY];
     let (mut read, mut server) = (pin!(rig.client.read_exact(&mut down)), &mut rig.server);
     let stopped = poll_fn(|cx| {
@@ -215,7 +218,7 @@ async fn the_extracted_keys_are_those_of_the_next_records() {
                 rig.send(&record).await;
                 rig.receive(9).await.unwrap();
             }
-            let parts = rig.server.into_parts().ok().unwrap();
+            let parts = rig.server.into_parts();
             let secrets = Arc::clone(parts.records.secrets().unwrap());
             let extracted = parts.connection.dangerous_extract_secrets().unwrap();
             let SupportedCipherSuite::Tls13(suite) = suite else {

@@ -117,7 +117,10 @@ impl Side {
 }
 
 fn assert_equal(sent: &TrafficKey, received: &TrafficKey) {
-    assert_eq!((sent.cipher, &sent.key, sent.iv), (received.cipher, &received.key, received.iv));
+    assert_eq!(
+        (sent.cipher, &sent.key, sent.iv),
+        (received.cipher, &received.key, received.iv)
+    );
     assert_eq!(sent.next_record, received.next_record);
 }
 

@@ -29,7 +29,12 @@ impl Dialer {
             stream.write_all(request.introduction).await?;
             let originator = originator(self)?;
             originator
-                .connect_to_target(records(stream, originator), request.name, request.protocol, request.is_check)
+                .connect_to_target(
+                    records(stream, originator),
+                    request.name,
+                    request.protocol,
+                    request.is_check,
+                )
                 .await
         };
         let (stream, agreed) = in_time(deadline, begin)

@@ -50,11 +50,8 @@ pub(super) fn fill(
     if let Some(tls) = &facts.target_tls {
         fill_target(tls, line);
     }
-    match facts.in_kernel {
-        [true, false] => line.text("kernel_tls", "client"),
-        [false, true] => line.text("kernel_tls", "target"),
-        [true, true] => line.text("kernel_tls", "both"),
-        [false, false] => {}
+    if let Some(side) = facts.kernel_tls() {
+        line.text("kernel_tls", side);
     }
     counts(line, relay);
     waits(line, &facts.waits());

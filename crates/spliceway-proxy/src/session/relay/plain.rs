@@ -177,9 +177,7 @@ pub(super) async fn pass_reset(failed: Stream, other: Stream) {
         Stream::Kernel(tls) => !tls.is_finished(),
         Stream::Tcp(_) | Stream::Unix(_) => false,
     };
-    if is_cut
-        && let Stream::Tcp(socket) = other.into_socket()
-    {
+    if is_cut && let Stream::Tcp(socket) = other.into_socket() {
         spliceway::reset(socket).await;
     }
 }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::key::{FlagSpec, Key, Setting, Table, kebab, tables};
 use super::value::{List, Value};
 use super::values::{
-    ClientVerifyArg, ClientsArg, KindArg, KtlsArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg, StartTlsArg,
-    TlsMinArg, UnknownNameArg,
+    ClientVerifyArg, ClientsArg, KindArg, KtlsArg, LogFormatArg, LogLevelArg, OnOffArg, PipeSizeArg, SpliceArg,
+    StartTlsArg, TlsMinArg, UnknownNameArg,
 };
 use super::words::*;
 use crate::reach::balance::Policy;

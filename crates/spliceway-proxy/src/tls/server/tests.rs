@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::net::records::Records;
 use crate::kit::tls_error::{Peer, TlsError};
+use crate::net::records::Records;
 use crate::tls::acme::StateFolder;
 use crate::tls::certificate::tests::{Folder, made_pem};
 use crate::tls::watched::LOOK_AGAIN;
@@ -89,7 +89,9 @@ async fn shake(
         Ok(())
     };
     let accept = async {
-        let accepted = terminator.accept(Vec::new(), BufReader::new(far), None, None, |_| {}).await;
+        let accepted = terminator
+            .accept(Vec::new(), BufReader::new(far), None, None, |_| {})
+            .await;
         let (mut stream, agreed) = accepted.map_err(|refused| refused.error)?;
         let mut request = Vec::new();
         stream.read_to_end(&mut request).await?;
@@ -580,7 +582,9 @@ async fn a_write_after_the_alert_of_a_refusal_says_why() {
     let connector = TlsConnector::from(Arc::new(example.client));
     let name = ServerName::try_from("a.test").unwrap();
     let (refused, connected) = tokio::join!(
-        example.terminator.accept(Vec::new(), BufReader::new(far), None, None, |_| {}),
+        example
+            .terminator
+            .accept(Vec::new(), BufReader::new(far), None, None, |_| {}),
         connector.connect(name, Records::of_silent(near, false))
     );
     // The server closes its connection.
