@@ -1,7 +1,7 @@
 //! Follows the records of TLS that a connection receives, so that reading can stop between two.
 //!
-//! The kernel can decrypt a connection only from the beginning of a record on. rustls must have read
-//! everything before it, and nothing after it.
+//! The kernel can decrypt a connection only from the beginning of a record on. rustls must have
+//! read everything before it, and nothing after it.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

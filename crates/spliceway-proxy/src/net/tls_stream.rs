@@ -101,7 +101,7 @@ impl<S: AsyncRead> TlsStream<S> {
         self.inner.get_mut().0.forget();
     }
 
-    /// Returns the state of TLS, for a caller to whom [`Self::is_between_records`] has said yes.
+    /// Returns the state of TLS. [`Self::is_between_records`] must be true.
     pub(super) fn into_parts(self) -> Parts<S> {
         let (records, connection) = match self.inner {
             Inner::Server(stream) => {
@@ -235,8 +235,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns whether the stream stops, because a switch was requested and is possible now. Nothing
-    /// wakes the task: whoever has made the request looks after each poll.
+    /// Returns whether the stream stops, because a switch was requested and is possible now.
+    /// Nothing wakes the task: whoever has made the request looks after each poll.
     fn stops(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(request) = self.switch_request().filter(|request| request.is_made()) else {
             return false;
