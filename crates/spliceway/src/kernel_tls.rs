@@ -377,15 +377,29 @@ impl KernelTls {
         let is_cut = this.is_cut.as_ref().is_some_and(|cut| cut.load(Ordering::Relaxed));
         this.poll_owed(cx)?;
         ready!(this.state().sent.poll_queued(cx, &this.socket))?;
-        if !is_cut && this.state().may_send() {
-            ready!(this.poll_send(cx, ALERT, &CLOSE_NOTIFY))?;
-            let mut state = this.state();
+        match ready!(this.poll_announce(cx, is_cut)) {
+            // The peer has ended its stream, and has left. It needs no announcement.
+            Err(error) if this.state().has_ended && is_gone(&error) => Poll::Ready(Ok(())),
+            announced => Poll::Ready(announced),
+        }
+    }
+
+    /// Ends the stream after its last byte.
+    fn poll_announce(&mut self, cx: &mut Context<'_>, is_cut: bool) -> Poll<io::Result<()>> {
+        if !is_cut && self.state().may_send() {
+            ready!(self.poll_send(cx, ALERT, &CLOSE_NOTIFY))?;
+            let mut state = self.state();
             state.has_notified = true;
             state.sent.content += CLOSE_NOTIFY.len() as u64;
-            ready!(state.sent.poll_queued(cx, &this.socket))?;
+            ready!(state.sent.poll_queued(cx, &self.socket))?;
         }
-        Poll::Ready(kernel_tls::shut_down(&this.socket))
+        Poll::Ready(kernel_tls::shut_down(&self.socket))
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }
 
 impl AsSocket for KernelTls {

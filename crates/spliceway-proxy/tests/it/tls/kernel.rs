@@ -1,6 +1,11 @@
-//! TLS in the kernel, where the kernel has none: sessions stay in user space.
+//! TLS in the kernel. Where the kernel has none, sessions stay in user space.
 
+use std::io::{ErrorKind, Read, Write};
 use std::thread;
+use std::time::Duration;
+
+use socket2::SockRef;
+use spliceway::{KernelTls, TlsCipher};
 
 use super::LARGE;
 use super::client::{Client, Config, Pair, TLS12, TLS13};
@@ -12,8 +17,24 @@ use crate::harness::{
 /// The kernel seems to have TLS until it gets a socket, which it refuses.
 const PROBED: (&str, &str) = ("SPLICEWAY_TEST_KTLS_PROBED", "1");
 
-fn has_module() -> bool {
-    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").is_ok_and(|all| all.contains("tls"))
+/// The bytes in each direction of a test in an emulated kernel.
+const SOME: usize = 1 << 20;
+
+/// Returns whether the kernel can take TLS over.
+fn can_switch() -> bool {
+    TlsCipher::ALL
+        .into_iter()
+        .any(|cipher| KernelTls::probe(cipher).is_ok())
+}
+
+/// Starts a forwarder that gives connections to the kernel after so many bytes. Returns `None` if
+/// the kernel cannot take them.
+fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
+    can_switch().then(|| Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &arguments(target, more)))
+}
+
+fn switched(program: &Program) -> u64 {
+    program.sum("spliceway_kernel_tls_total", &["result=\"switched\""])
 }
 
 /// The arguments of a forwarder that may give TLS to the kernel.
@@ -24,7 +45,7 @@ fn arguments<'a>(target: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_kernel_without_tls_is_refused_or_not_used() {
-    if has_module() {
+    if can_switch() {
         return;
     }
     let pair = Pair::new(&["a.test"]);
@@ -50,6 +71,9 @@ fn a_kernel_without_tls_is_refused_or_not_used() {
 
 #[test]
 fn a_client_whose_socket_the_kernel_refuses_continues_exactly() {
+    if can_switch() {
+        return;
+    }
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
     let target = target.to_string();
@@ -87,6 +111,9 @@ fn refused(program: &Program) -> u64 {
 
 #[test]
 fn a_target_whose_socket_the_kernel_refuses_continues_exactly() {
+    if can_switch() {
+        return;
+    }
     let pair = Pair::new(&["a.test"]);
     let authority = Authority::new("Test CA");
     let (issued, ca) = (authority.issue(&["127.0.0.1"]), authority.file());
@@ -135,4 +162,177 @@ fn a_client_of_tls_1_2_stays_in_user_space() {
     send_and_finish(&target, b"answer");
     assert_eq!(client.rest().unwrap(), b"answer");
     assert_eq!(program.sum("spliceway_kernel_tls_total", &["result=\"version\""]), 1);
+}
+
+#[test]
+fn a_client_in_the_kernel_gets_and_sends_every_byte() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    for (after, splice) in [("1", "auto"), ("100000", "on"), ("500000", "off")] {
+        let more = [&pair.arguments()[..], &["--splice", splice]].concat();
+        let Some(mut program) = switching(&target.to_string(), after, &more) else {
+            return;
+        };
+        for updates in 0..3 {
+            let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+            let target = accept(&listener);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::scope(|scope| {
+                        scope.spawn(|| send_and_finish(&target, &pattern(2, SOME)));
+                        assert_same(&read_all(&target), &pattern(1, SOME));
+                    });
+                });
+                let up = pattern(1, SOME);
+                let (first, rest) = up.split_at(300_000);
+                for part in first.chunks(100_000) {
+                    client.send(part);
+                    if updates > 0 {
+                        client.update_keys();
+                    }
+                }
+                assert_same(&client.exchange(rest).unwrap(), &pattern(2, SOME));
+            });
+            let record = program.line("bytes_up=").replace('"', "");
+            let counts = format!(" bytes_up={SOME} bytes_down={SOME} ");
+            for field in [" kernel_tls=client ", &counts, "_eof", " tls=1.3 "] {
+                assert!(record.contains(field), "{field}: {record}");
+            }
+            assert!(!record.contains("truncated="), "{record}");
+        }
+        assert_eq!(switched(&program), 3);
+    }
+}
+
+#[test]
+fn a_target_in_the_kernel_gets_and_sends_every_byte() {
+    let pair = Pair::new(&["a.test"]);
+    let authority = Authority::new("Test CA");
+    let (issued, ca) = (authority.issue(&["127.0.0.1"]), authority.file());
+    for ends_client_tls in [false, true] {
+        let server = Server::speaking(&issued, Speaks { versions: TLS13, ..ANY });
+        let of_client = pair.arguments();
+        let mut more = vec!["--target-tls-ca", ca.path()];
+        if ends_client_tls {
+            more.extend(of_client);
+        }
+        let Some(mut program) = switching(&server.target(), "100000", &more) else {
+            return;
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut target = server.accept();
+                target.send(b"welcome");
+                assert_same(&target.exchange(&pattern(2, SOME)).unwrap(), &pattern(1, SOME));
+            });
+            let down = if ends_client_tls {
+                let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+                client.exchange(&pattern(1, SOME)).unwrap()
+            } else {
+                let client = program.connect();
+                let sending = client.try_clone().unwrap();
+                scope.spawn(move || send_and_finish(&sending, &pattern(1, SOME)));
+                read_all(&client)
+            };
+            assert_same(&down, &[&b"welcome"[..], &pattern(2, SOME)].concat());
+        });
+        let record = program.line("bytes_up=").replace('"', "");
+        let sides = if ends_client_tls { "both" } else { "target" };
+        assert!(record.contains(&format!(" kernel_tls={sides} ")), "{record}");
+        assert_eq!(switched(&program), 1 + u64::from(ends_client_tls));
+    }
+}
+
+#[test]
+fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+        return;
+    };
+    for is_reset in [false, true] {
+        let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+        let mut target = accept(&listener);
+        for _ in 0..3 {
+            client.send(b"question");
+            assert_eq!(read_exactly(&mut target, 8), b"question");
+            target.write_all(b"answer").unwrap();
+            assert_eq!(client.receive(6), b"answer");
+        }
+        let socket = client.into_socket();
+        if is_reset {
+            SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
+        }
+        drop(socket);
+        let read = target.read(&mut [0; 9]);
+        if is_reset {
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        } else {
+            assert_eq!(read.unwrap(), 0);
+        }
+        drop(target);
+        let record = program.line("bytes_up=").replace('"', "");
+        assert!(record.contains(" kernel_tls=client "), "{record}");
+        assert_eq!(record.contains(" truncated=yes"), !is_reset, "{record}");
+        assert_eq!(record.contains("end=reset_by_client"), is_reset, "{record}");
+    }
+}
+
+#[test]
+fn a_reset_of_the_target_reaches_a_client_in_the_kernel() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+        return;
+    };
+    let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+    let mut target = accept(&listener);
+    for _ in 0..3 {
+        client.send(b"question");
+        assert_eq!(read_exactly(&mut target, 8), b"question");
+        target.write_all(b"answer").unwrap();
+        assert_eq!(client.receive(6), b"answer");
+    }
+    SockRef::from(&target).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(target);
+    let error = client.rest().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let record = program.line("bytes_up=").replace('"', "");
+    assert!(record.contains(" kernel_tls=client "), "{record}");
+    assert!(record.contains("end=reset_by_upstream"), "{record}");
+}
+
+#[test]
+fn a_cut_stream_stays_cut_between_two_ends_in_the_kernel() {
+    let pair = Pair::new(&["a.test"]);
+    let authority = Authority::new("Test CA");
+    let (issued, ca) = (authority.issue(&["127.0.0.1"]), authority.file());
+    let server = Server::speaking(&issued, Speaks { versions: TLS13, ..ANY });
+    let more = [&pair.arguments()[..], &["--target-tls-ca", ca.path()]].concat();
+    let Some(mut program) = switching(&server.target(), "1", &more) else {
+        return;
+    };
+    for is_announced in [true, false] {
+        let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+        let mut target = server.accept();
+        for _ in 0..3 {
+            client.send(b"question");
+            assert_eq!(target.receive(8), b"question");
+            target.send(b"answer");
+            assert_eq!(client.receive(6), b"answer");
+        }
+        if is_announced {
+            client.finish();
+            assert_eq!(target.rest().unwrap(), b"");
+            drop(target);
+            drop(client);
+        } else {
+            drop(client.into_socket());
+            assert_eq!(target.rest().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+            drop(target);
+        }
+        let record = program.line("bytes_up=").replace('"', "");
+        assert!(record.contains(" kernel_tls=both "), "{record}");
+        assert_eq!(record.contains(" truncated=yes"), !is_announced, "{record}");
+    }
 }
