@@ -151,7 +151,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
         let (before, has_room) = (buf.filled().len(), buf.remaining() > 0);
         let read = if self.switch_request().is_none() {
             Pin::new(&mut self.inner).poll_read(cx, buf)
-        } else if self.stops(cx) {
+        } else if self.stops() {
             return Poll::Pending;
         } else {
             self.poll_read_followed(cx, buf)
@@ -167,6 +167,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
                     // An answer of TLS itself, such as the refusal to renegotiate, does not wait
                     // for data. The next write reports an error.
                     let _ = Pin::new(&mut self.inner).poll_flush(cx);
+                    if self.stops() {
+                        return Poll::Pending;
+                    }
                 }
                 let is_end = matches!(read, Poll::Ready(Ok(()))) && has_room && buf.filled().len() == before;
                 self.is_at_end |= is_end;
@@ -237,17 +240,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
 
     /// Returns whether the stream stops, because a switch was requested and is possible now.
     /// Nothing wakes the task: whoever has made the request looks after each poll.
-    fn stops(&mut self, cx: &mut Context<'_>) -> bool {
+    fn stops(&mut self) -> bool {
         let Some(request) = self.switch_request().filter(|request| request.is_made()) else {
             return false;
         };
         let request = Arc::clone(request);
-        let mut can_switch = self.is_between_records();
-        if !can_switch && self.inner.get_ref().1.wants_write() {
-            // The next write reports an error.
-            let _ = Pin::new(&mut self.inner).poll_flush(cx);
-            can_switch = self.is_between_records();
-        }
+        let can_switch = self.is_between_records();
         if can_switch {
             request.stop();
         }
@@ -264,7 +262,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
             let flushed = ready!(Pin::new(&mut self.inner).poll_flush(cx));
             flushed.map_err(|error| self.reason(error, cx))?;
         }
-        if self.stops(cx) {
+        if self.stops() {
             Poll::Pending
         } else {
             Poll::Ready(Ok(()))

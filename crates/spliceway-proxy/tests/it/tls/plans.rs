@@ -1,25 +1,51 @@
 //! Sessions generated at random, with records that no library sends.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use spliceway_ktls::{DownEnd, Identity, Kinds, Plan, Role, UpEnd, judge, play};
 
-use super::originate::forward;
+use super::kernel::{can_switch, switched};
 use crate::harness::{Program, TextFile, accept, listen};
 
 /// Programs at the same time, for each side of the handshake.
 const THREADS: u64 = 4;
 
-/// Plays the plans of one thread whose relay has this role.
-fn run(identity: &Identity, files: &[TextFile; 2], plans: impl Iterator<Item = Plan>, role: Role) {
-    let (listener, target) = listen();
+/// Starts a program whose relay has this role. If `switches` is given, the kernel takes TLS over
+/// after so many bytes.
+fn program(target: SocketAddr, files: &[TextFile; 2], role: Role, switches: Option<&str>) -> Program {
     let [certificate, key] = files.each_ref().map(TextFile::path);
-    let mut program = match role {
-        Role::Server => Program::forward(target, &["--tls-cert", certificate, "--tls-key", key]),
-        Role::Client => forward(&[&format!("tls://{target}")], &files[0], &[]),
+    let mut all = vec!["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "-r"];
+    let target = match role {
+        Role::Server => target.to_string(),
+        Role::Client => format!("tls://{target}"),
     };
+    all.push(&target);
+    match role {
+        Role::Server => all.extend(["--tls-cert", certificate, "--tls-key", key]),
+        Role::Client => all.extend(["--target-tls-ca", certificate]),
+    }
+    match switches {
+        None => Program::start(&all),
+        Some(after) => {
+            all.extend(["--ktls", "on"]);
+            Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &all)
+        }
+    }
+}
+
+/// Plays the plans of one thread whose relay has this role. Returns the program after that.
+fn run(
+    identity: &Identity,
+    files: &[TextFile; 2],
+    plans: impl Iterator<Item = Plan>,
+    role: Role,
+    switches: Option<&str>,
+) -> Program {
+    let (listener, target) = listen();
+    let mut program = program(target, files, role, switches);
     let mut wrong = Vec::new();
     for plan in plans.filter(|plan| plan.role == role) {
         let (client, accept) = (program.connect(), || accept(&listener));
@@ -34,6 +60,7 @@ fn run(identity: &Identity, files: &[TextFile; 2], plans: impl Iterator<Item = P
         }
     }
     assert!(wrong.is_empty(), "{}: {}", wrong.len(), wrong.join("\n\n"));
+    program
 }
 
 /// Compares the record of a session that ended regularly with the plan.
@@ -56,20 +83,45 @@ fn judge_record(plan: &Plan, record: &str) -> Result<(), String> {
     }
 }
 
+/// Makes the files of a certificate and its key.
+fn files(identity: &Identity) -> [TextFile; 2] {
+    let files = [&identity.certificate, &identity.key].map(|text| TextFile::new(text));
+    fs::set_permissions(files[1].path(), fs::Permissions::from_mode(0o600)).unwrap();
+    files
+}
+
 #[test]
 fn drawn_sessions_end_as_planned() {
     let identity = Identity::default();
-    let files = [&identity.certificate, &identity.key].map(|text| TextFile::new(text));
-    fs::set_permissions(files[1].path(), fs::Permissions::from_mode(0o600)).unwrap();
-    let (identity, files) = (&identity, &files);
+    let (files, identity) = (&files(&identity), &identity);
     thread::scope(|scope| {
         for role in [Role::Server, Role::Client] {
             for first in 0..THREADS {
                 let plans = (first..400)
                     .step_by(4)
                     .map(|number| Plan::draw(number, Kinds { key_updates: true }));
-                scope.spawn(move || run(identity, files, plans, role));
+                scope.spawn(move || run(identity, files, plans, role, None));
             }
         }
     });
+}
+
+#[test]
+fn drawn_sessions_in_the_kernel_end_as_planned() {
+    if !can_switch() {
+        return;
+    }
+    let identity = Identity::default();
+    let files = files(&identity);
+    let mut counts = Vec::new();
+    for (first, after) in ["1", "500", "2000", "8000"].into_iter().enumerate() {
+        for role in [Role::Server, Role::Client] {
+            let plans = (first as u64..400)
+                .step_by(4)
+                .map(|number| Plan::draw(number, Kinds { key_updates: true }));
+            let program = run(&identity, &files, plans, role, Some(after));
+            counts.push(switched(&program));
+        }
+    }
+    assert!(counts.iter().sum::<u64>() > 100, "{counts:?}");
 }
