@@ -292,7 +292,7 @@ where
 
 /// Returns the end of a session whose relay could not be suspended.
 fn lost(error: &io::Error) -> Outcome {
-    let why = format!("cannot read out a pipe to suspend a relay: {error}");
+    let why = format!("cannot read out a pipe for a hand-over: {error}");
     tracing::error!("a session ends: {why}");
     Outcome::because(SessionEnd::Drained, &why)
 }

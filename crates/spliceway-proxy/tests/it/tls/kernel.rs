@@ -1,6 +1,7 @@
 //! TLS in the kernel. Where the kernel has none, sessions stay in user space.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,10 @@ const PROBED: (&str, &str) = ("SPLICEWAY_TEST_KTLS_PROBED", "1");
 
 /// The bytes in each direction of a test in an emulated kernel.
 const SOME: usize = 1 << 20;
+
+/// The bytes that an end sends alone, before both ends send at once. It is then certain that a switch
+/// finds its place.
+const ALONE: usize = 300_000;
 
 /// Returns whether the kernel can take TLS over.
 pub(super) fn can_switch() -> bool {
@@ -76,33 +81,70 @@ fn a_client_whose_socket_the_kernel_refuses_continues_exactly() {
     }
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let target = target.to_string();
-    for (after, splice) in [("1", "auto"), ("1000000", "off"), ("5000000", "auto")] {
+    for (after, splice) in [("1", "auto"), ("100000", "off"), ("250000", "auto")] {
         let after = ("SPLICEWAY_TEST_KTLS_AFTER", after);
         let more = [&pair.arguments()[..], &["--splice", splice]].concat();
-        let program = Program::start_with(&[PROBED, after], &arguments(&target, &more));
-        let tries = 3;
-        for _ in 0..tries {
+        let program = Program::start_with(&[PROBED, after], &arguments(&target.to_string(), &more));
+        for tries in 1..=3 {
             let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
-            let mut target = accept(&listener);
+            let target = accept(&listener);
             thread::scope(|scope| {
-                scope.spawn(|| {
-                    let head = pattern(3, 70_000);
-                    assert_same(&read_exactly(&mut target, head.len()), &head);
-                    thread::scope(|scope| {
-                        scope.spawn(|| send_and_finish(&target, &pattern(2, LARGE)));
-                        assert_same(&read_all(&target), &pattern(1, LARGE));
-                    });
-                });
-                for part in pattern(3, 70_000).chunks(35_000) {
-                    client.update_keys();
-                    client.send(part);
-                }
-                assert_same(&client.exchange(&pattern(1, LARGE)).unwrap(), &pattern(2, LARGE));
+                scope.spawn(|| talk_as_plain_end(target, LARGE, 2));
+                talk_as_tls_end(&mut client, LARGE, 1, true);
             });
+            assert_eq!(refused(&program), tries, "{after:?}");
         }
-        assert_eq!(refused(&program), tries, "{after:?}");
     }
+}
+
+/// Sends a part alone, with or without new keys, then sends and receives the rest at once. The
+/// other end does the same in [`talk_as_plain_end`] or here. `number` identifies what is sent: 1 by
+/// the end that begins, 2 by the other one.
+fn talk_as_tls_end(end: &mut Client, size: usize, number: u64, updates_keys: bool) {
+    let (own, other) = (pattern(number, size), pattern(3 - number, size));
+    let (head, rest) = own.split_at(ALONE);
+    if number == 2 {
+        assert_same(&end.receive(ALONE), &other[..ALONE]);
+    }
+    for part in head.chunks(100_000) {
+        if updates_keys {
+            end.update_keys();
+        }
+        end.send(part);
+    }
+    if number == 1 {
+        assert_same(&end.receive(ALONE), &other[..ALONE]);
+    }
+    assert_same(&end.exchange(rest).unwrap(), &other[ALONE..]);
+}
+
+fn talk_as_plain_end(mut end: TcpStream, size: usize, number: u64) {
+    let (own, other) = (pattern(number, size), pattern(3 - number, size));
+    if number == 2 {
+        assert_same(&read_exactly(&mut end, ALONE), &other[..ALONE]);
+    }
+    end.write_all(&own[..ALONE]).unwrap();
+    if number == 1 {
+        assert_same(&read_exactly(&mut end, ALONE), &other[..ALONE]);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&end, &own[ALONE..]));
+        assert_same(&read_all(&end), &other[ALONE..]);
+    });
+}
+
+/// Relays between an end of TLS that is the target, and a client of any kind.
+fn talk_with_target(program: &Program, server: &Server, pair: Option<&Pair>, size: usize) {
+    thread::scope(|scope| {
+        scope.spawn(|| talk_as_tls_end(&mut server.accept(), size, 2, false));
+        match pair {
+            None => talk_as_plain_end(program.connect(), size, 1),
+            Some(pair) => {
+                let mut client = Client::connect(program, &Config::new(pair).versions(TLS13)).unwrap();
+                talk_as_tls_end(&mut client, size, 1, false);
+            }
+        }
+    });
 }
 
 fn refused(program: &Program) -> u64 {
@@ -125,25 +167,9 @@ fn a_target_whose_socket_the_kernel_refuses_continues_exactly() {
         if ends_client_tls {
             more.extend(of_client);
         }
-        let after = ("SPLICEWAY_TEST_KTLS_AFTER", "300000");
+        let after = ("SPLICEWAY_TEST_KTLS_AFTER", "200000");
         let program = Program::start_with(&[PROBED, after], &arguments(&target, &more));
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut target = server.accept();
-                assert_same(&target.exchange(&pattern(2, LARGE)).unwrap(), &pattern(1, LARGE));
-            });
-            if ends_client_tls {
-                let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
-                assert_same(&client.exchange(&pattern(1, LARGE)).unwrap(), &pattern(2, LARGE));
-            } else {
-                let client = program.connect();
-                scope.spawn({
-                    let client = client.try_clone().unwrap();
-                    move || send_and_finish(&client, &pattern(1, LARGE))
-                });
-                assert_same(&read_all(&client), &pattern(2, LARGE));
-            }
-        });
+        talk_with_target(&program, &server, ends_client_tls.then_some(&pair), LARGE);
         assert_eq!(refused(&program), 1 + u64::from(ends_client_tls));
     }
 }
@@ -168,7 +194,7 @@ fn a_client_of_tls_1_2_stays_in_user_space() {
 fn a_client_in_the_kernel_gets_and_sends_every_byte() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    for (after, splice) in [("1", "auto"), ("100000", "on"), ("500000", "off")] {
+    for (after, splice) in [("1", "auto"), ("100000", "on"), ("250000", "off")] {
         let more = [&pair.arguments()[..], &["--splice", splice]].concat();
         let Some(mut program) = switching(&target.to_string(), after, &more) else {
             return;
@@ -177,21 +203,8 @@ fn a_client_in_the_kernel_gets_and_sends_every_byte() {
             let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
             let target = accept(&listener);
             thread::scope(|scope| {
-                scope.spawn(|| {
-                    thread::scope(|scope| {
-                        scope.spawn(|| send_and_finish(&target, &pattern(2, SOME)));
-                        assert_same(&read_all(&target), &pattern(1, SOME));
-                    });
-                });
-                let up = pattern(1, SOME);
-                let (first, rest) = up.split_at(300_000);
-                for part in first.chunks(100_000) {
-                    client.send(part);
-                    if updates > 0 {
-                        client.update_keys();
-                    }
-                }
-                assert_same(&client.exchange(rest).unwrap(), &pattern(2, SOME));
+                scope.spawn(|| talk_as_plain_end(target, SOME, 2));
+                talk_as_tls_end(&mut client, SOME, 1, updates > 0);
             });
             let record = program.line("bytes_up=").replace('"', "");
             let counts = format!(" bytes_up={SOME} bytes_down={SOME} ");
@@ -219,23 +232,7 @@ fn a_target_in_the_kernel_gets_and_sends_every_byte() {
         let Some(mut program) = switching(&server.target(), "100000", &more) else {
             return;
         };
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut target = server.accept();
-                target.send(b"welcome");
-                assert_same(&target.exchange(&pattern(2, SOME)).unwrap(), &pattern(1, SOME));
-            });
-            let down = if ends_client_tls {
-                let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
-                client.exchange(&pattern(1, SOME)).unwrap()
-            } else {
-                let client = program.connect();
-                let sending = client.try_clone().unwrap();
-                scope.spawn(move || send_and_finish(&sending, &pattern(1, SOME)));
-                read_all(&client)
-            };
-            assert_same(&down, &[&b"welcome"[..], &pattern(2, SOME)].concat());
-        });
+        talk_with_target(&program, &server, ends_client_tls.then_some(&pair), SOME);
         let record = program.line("bytes_up=").replace('"', "");
         let sides = if ends_client_tls { "both" } else { "target" };
         assert!(record.contains(&format!(" kernel_tls={sides} ")), "{record}");
