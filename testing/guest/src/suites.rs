@@ -108,6 +108,15 @@ pub(crate) const SUITES: &[Suite] = &[
         limit_seconds: 600,
     },
     Suite {
+        name: "program-ktls",
+        purpose: "sessions of the program that switch to kernel TLS",
+        source: PROGRAM,
+        filters: &["tls::kernel", "tls::plans::drawn_sessions_in"],
+        omitted: &[],
+        quick: false,
+        limit_seconds: 600,
+    },
+    Suite {
         name: "ktls",
         purpose: "relays with kernel TLS, and sessions generated at random",
         source: KTLS,
