@@ -39,7 +39,7 @@ pub enum TlsCipher {
 
 impl TlsCipher {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
+    pub const ALL: &'static [Self] = &[Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
 
     /// Returns the length of a key, in bytes.
     #[must_use]
@@ -63,14 +63,10 @@ impl TlsCipher {
 /// The key of one direction of a TLS 1.3 connection.
 #[derive(Clone)]
 pub struct TrafficKey {
-    /// The cipher.
-    pub cipher: TlsCipher,
-    /// The key. Its length is [`TlsCipher::key_len`].
-    pub key: Vec<u8>,
-    /// The IV.
-    pub iv: [u8; 12],
-    /// The number of the next record under this key.
-    pub next_record: u64,
+    cipher: TlsCipher,
+    key: Vec<u8>,
+    iv: [u8; 12],
+    next_record: u64,
 }
 
 impl fmt::Debug for TrafficKey {
@@ -83,6 +79,52 @@ impl fmt::Debug for TrafficKey {
 }
 
 impl TrafficKey {
+    /// Creates a key. `next_record` is the number of the next record under this key. Returns `None`
+    /// if the cipher has keys of another length.
+    #[must_use]
+    pub fn new(cipher: TlsCipher, key: &[u8], iv: [u8; 12], next_record: u64) -> Option<Self> {
+        (key.len() == cipher.key_len()).then(|| Self {
+            cipher,
+            key: key.to_vec(),
+            iv,
+            next_record,
+        })
+    }
+
+    /// Returns the cipher.
+    #[must_use]
+    pub fn cipher(&self) -> TlsCipher {
+        self.cipher
+    }
+
+    /// Returns the key itself.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Returns the IV.
+    #[must_use]
+    pub fn iv(&self) -> &[u8; 12] {
+        &self.iv
+    }
+
+    /// Returns the number of the next record under this key.
+    #[must_use]
+    pub fn next_record(&self) -> u64 {
+        self.next_record
+    }
+
+    /// Returns a key of zeros, for what needs any.
+    fn zero(cipher: TlsCipher) -> Self {
+        Self {
+            cipher,
+            key: vec![0; cipher.key_len()],
+            iv: [0; 12],
+            next_record: 0,
+        }
+    }
+
     /// Returns `struct tls12_crypto_info_*` of `include/uapi/linux/tls.h`.
     fn description(&self) -> Vec<u8> {
         let (number, salt) = self.cipher.layout();
@@ -127,12 +169,9 @@ pub fn attach(socket: impl AsFd) -> io::Result<()> {
 /// Gives the kernel a key: the first one after [`attach`], or the one after a key update.
 ///
 /// # Errors
-/// `InvalidInput` if a length is wrong or the kernel does not know the cipher. `ResourceBusy`
-/// before Linux 6.14 if the direction has a key already.
+/// `InvalidInput` if the kernel does not know the cipher. `ResourceBusy` before Linux 6.14 if the
+/// direction has a key already.
 pub fn set_key(socket: impl AsFd, way: Way, key: &TrafficKey) -> io::Result<()> {
-    if key.key.len() != key.cipher.key_len() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
     Ok(sys::set_option(
         socket.as_fd(),
         libc::SOL_TLS,
@@ -146,13 +185,7 @@ pub fn set_key(socket: impl AsFd, way: Way, key: &TrafficKey) -> io::Result<()> 
 /// # Errors
 /// If the direction has no key.
 pub fn next_record(socket: impl AsFd, way: Way, cipher: TlsCipher) -> io::Result<u64> {
-    let key = TrafficKey {
-        cipher,
-        key: vec![0; cipher.key_len()],
-        iv: [0; 12],
-        next_record: 0,
-    };
-    let mut bytes = key.description();
+    let mut bytes = TrafficKey::zero(cipher).description();
     sys::option(socket.as_fd(), libc::SOL_TLS, way.option(), &mut bytes)?;
     Ok(u64::from_be_bytes(*bytes.last_chunk().expect("a number at its end")))
 }
@@ -165,12 +198,7 @@ pub fn probe(cipher: TlsCipher) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let socket = TcpStream::connect(listener.local_addr()?)?;
     attach(&socket)?;
-    let key = TrafficKey {
-        cipher,
-        key: vec![0; cipher.key_len()],
-        iv: [0; 12],
-        next_record: 0,
-    };
+    let key = TrafficKey::zero(cipher);
     for _ in 0..2 {
         set_key(&socket, Way::Send, &key)?;
         set_key(&socket, Way::Receive, &key)?;
@@ -239,12 +267,20 @@ pub fn send(socket: impl AsFd, kind: u8, content: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Sends FIN.
+/// Sends FIN, unless the connection is gone.
 ///
 /// # Errors
-/// `NotConnected` if the connection is gone.
+/// An open TCP socket causes no errors.
 pub fn shut_down(socket: impl AsFd) -> io::Result<()> {
-    Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?)
+    match rustix::net::shutdown(socket, rustix::net::Shutdown::Write) {
+        Err(Errno::NOTCONN) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// Returns whether the connection is gone.
+pub fn is_closed(socket: impl AsFd) -> bool {
+    tcp_info::is_closed(socket.as_fd())
 }
 
 /// Returns how many bytes the send queue of a connection has had since the connection began.

@@ -315,7 +315,7 @@ impl Read<'_> {
             _ => match splicer.source.kind {
                 EndKind::Socket => splicer.recv(max, source, scratch),
                 EndKind::Pipe => splicer.read(max, source, scratch),
-                EndKind::Tls => splicer.receive_record(source, scratch),
+                EndKind::Tls => splicer.receive_record(max, source, scratch),
             },
         };
         match read {
@@ -359,10 +359,10 @@ impl Splicer {
         Ok(ReadOutcome::Open)
     }
 
-    /// Does the same as [`recv`](Self::recv) for a socket with TLS in the kernel. It takes a record
-    /// as a whole, even beyond the limit.
-    fn receive_record(&mut self, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
-        let room = scratch.len().min(SCRATCH);
+    /// Does the same as [`recv`](Self::recv) for a socket with TLS in the kernel, which keeps the
+    /// rest of a record.
+    fn receive_record(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
+        let room = scratch.len().min(SCRATCH).min(max);
         let receive = if self.transfer.was_refused() {
             kernel_tls::receive_refused
         } else {
@@ -379,7 +379,7 @@ impl Splicer {
         Ok(ReadOutcome::Open)
     }
 
-    /// Ends the direction, because a record of TLS has announced the end of the source.
+    /// Ends the direction, because its source has ended. The direction must be about to read.
     pub fn end_source(&mut self) {
         self.transfer.on(Event::LimitReached);
     }

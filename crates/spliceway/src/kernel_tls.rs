@@ -38,6 +38,8 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
 /// What a [`KernelTls`] needs from the library that has shaken hands.
+///
+/// The methods must return quickly, and must not use the stream.
 pub trait TlsSession: Send + fmt::Debug {
     /// Returns the key of this side after a key update (RFC 8446, section 7.2).
     ///
@@ -55,6 +57,12 @@ pub trait TlsSession: Send + fmt::Debug {
     /// missing.
     fn ended(&mut self, is_announced: bool);
 
+    /// Returns whether a shutdown announces the end. It should not if the source of what was sent
+    /// has ended without an announcement.
+    fn announces_end(&self) -> bool {
+        true
+    }
+
     /// The peer has sent the content of a `NewSessionTicket`.
     fn ticket(&mut self, _ticket: &[u8]) {}
 }
@@ -67,19 +75,21 @@ pub trait TlsSession: Send + fmt::Debug {
 ///
 /// As a stream, it behaves like a TLS stream in user space:
 /// - The peer's `close_notify` or its FIN is EOF. [`TlsSession::ended`] tells the difference.
-/// - A shutdown sends `close_notify` and FIN once all records are in the socket's send queue. For
-///   this it needs tokio's time driver.
-/// - A damaged record is an error of the kind `InvalidData`. The peer gets an alert.
-/// - Key updates happen in the background. This side changes its key if the peer asks, and before
-///   2^24 records.
+/// - A shutdown sends `close_notify` and FIN once all records are in the socket's send queue. It
+///   waits for as long as the peer does not read.
+/// - A damaged record is an error of the kind `InvalidData`. The peer gets an alert, if there is
+///   room.
+/// - Key updates happen in the background. This side changes its key before 2^24 records, and if
+///   the peer asks. In a task that only reads, the answer waits for the next poll of the stream.
+///
+/// # Panics
+/// A shutdown panics outside a tokio runtime, or in one without the time driver, if it must wait.
 pub struct KernelTls {
     socket: Arc<TcpStream>,
     /// The next poll that may write sends a key update.
     owes_update: AtomicBool,
     polls: AtomicU32,
     state: Mutex<State>,
-    /// If it is `true` at the shutdown, the end must not look complete.
-    is_cut: Option<Arc<AtomicBool>>,
 }
 
 struct State {
@@ -91,8 +101,12 @@ struct State {
     has_ended: bool,
     /// This side has announced its end.
     has_notified: bool,
-    /// This side has sent an alert, so it sends nothing more.
-    has_failed: bool,
+    /// This side sends nothing more: it has sent an alert or a FIN, or a write has failed.
+    is_write_over: bool,
+    /// What a write has found, for the next read. The kernel reports a damaged record once.
+    fault: Option<io::Error>,
+    /// Bytes that were received as a stream.
+    received: u64,
 }
 
 impl KernelTls {
@@ -142,18 +156,20 @@ impl KernelTls {
             sent,
             has_ended: false,
             has_notified: false,
-            has_failed: false,
+            is_write_over: false,
+            fault: None,
+            received: 0,
         };
         Ok(Self {
             socket,
             owes_update: AtomicBool::new(false),
             polls: AtomicU32::new(0),
             state: Mutex::new(state),
-            is_cut: None,
         })
     }
 
-    /// Returns the socket.
+    /// Returns the socket, for its addresses and options. A caller must not read from it or write
+    /// to it.
     #[must_use]
     pub fn socket(&self) -> &TcpStream {
         &self.socket
@@ -171,12 +187,6 @@ impl KernelTls {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.state().has_notified
-    }
-
-    /// Shuts down without an announcement if this is `true` by then, because the source of what
-    /// this side sends has ended without one.
-    pub fn set_cut(&mut self, is_cut: Arc<AtomicBool>) {
-        self.is_cut = Some(is_cut);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -208,14 +218,20 @@ impl KernelTls {
         outcome
     }
 
-    /// Handles records without data. Returns whether they announce the end of the peer's stream.
+    /// Returns whether a read has found the end of the peer's stream.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.state().has_ended
+    }
+
+    /// Handles records without data. Before them, this many bytes of data had come. Returns whether
+    /// they announce the end of the peer's stream.
     ///
     /// # Errors
     /// If they may not come, or are an alert.
     #[cold]
-    pub(crate) fn on_records(&self, kind: u8, content: &[u8]) -> io::Result<bool> {
+    pub(crate) fn on_records(&self, kind: u8, content: &[u8], data: u64) -> io::Result<bool> {
         let mut state = self.state();
-        state.records.count(&self.socket)?;
+        state.records.count(&self.socket, data)?;
         for meaning in state.records.read(kind, content)? {
             match meaning {
                 Meaning::Nothing => {}
@@ -226,7 +242,8 @@ impl KernelTls {
                 Meaning::Ticket(ticket) => state.session.ticket(&ticket),
                 Meaning::KeyUpdate { is_requested } => {
                     let key = state.session.next_receive_key()?;
-                    kernel_tls::set_key(&self.socket, Way::Receive, &key)?;
+                    // The error must not look like one of a record.
+                    kernel_tls::set_key(&self.socket, Way::Receive, &key).map_err(io::Error::other)?;
                     state.records.have_key(&key);
                     self.owes_update.fetch_or(is_requested, Ordering::Relaxed);
                 }
@@ -250,7 +267,7 @@ impl KernelTls {
         if let Some(alert) = alert
             && state.may_send()
         {
-            state.has_failed = true;
+            state.is_write_over = true;
             // The kernel has stored its error, and would report it instead of sending.
             let _ = self.socket.take_error();
             // The peer may be gone.
@@ -261,40 +278,73 @@ impl KernelTls {
 
     /// Sends what this side owes. If there is no room, the task is polled again when there is.
     #[inline]
-    pub(crate) fn poll_owed(&self, cx: &mut Context<'_>) -> io::Result<()> {
+    pub(crate) fn poll_owed(&self, cx: &mut Context<'_>) {
         let polls = self.polls.fetch_add(1, Ordering::Relaxed);
-        if polls % POLLS_PER_LOOK == POLLS_PER_LOOK - 1 && self.state().sent.records(&self.socket)? >= RECORDS_PER_KEY {
+        let is_due = polls % POLLS_PER_LOOK == POLLS_PER_LOOK - 1
+            && self
+                .state()
+                .sent
+                .records(&self.socket)
+                .is_ok_and(|records| records >= RECORDS_PER_KEY);
+        if is_due {
             self.owes_update.store(true, Ordering::Relaxed);
         }
         if self.owes_update.load(Ordering::Relaxed) {
-            self.poll_update(cx)?;
+            self.update(|kind, content| self.poll_send(cx, kind, content));
         }
-        Ok(())
+    }
+
+    /// Does the same for a task that only reads. Another task may wait for room.
+    fn try_owed(&self) {
+        if self.owes_update.load(Ordering::Relaxed) {
+            self.update(|kind, content| self.try_send(kind, content));
+        }
     }
 
     #[cold]
-    fn poll_update(&self, cx: &mut Context<'_>) -> io::Result<()> {
+    fn update(&self, send: impl FnOnce(u8, &[u8]) -> Poll<io::Result<()>>) {
         let mut state = self.state();
         if state.may_send() {
-            match self.poll_send(cx, HANDSHAKE, &KEY_UPDATE) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(sent) => sent?,
+            let updated = match send(HANDSHAKE, &KEY_UPDATE) {
+                Poll::Pending => return,
+                Poll::Ready(sent) => sent.and_then(|()| state.update_send_key(&self.socket)),
+            };
+            if let Err(error) = updated {
+                // The next read reports a damaged record. After another error, what has come can
+                // still be read, and the next write fails.
+                state.fault = kernel_tls::RecordFault::of(&error).map(|_| error);
+                state.is_write_over = state.fault.is_none();
             }
-            state.sent.content += KEY_UPDATE.len() as u64;
-            let key = state.session.next_send_key()?;
-            state.sent.set_key(&self.socket, &key)?;
         }
         self.owes_update.store(false, Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// Returns what a write has found out about the records of the peer.
+    pub(crate) fn take_fault(&self) -> io::Result<()> {
+        self.state().fault.take().map_or(Ok(()), Err)
+    }
+
+    /// Checks that this side may still send.
+    pub(crate) fn check_writable(&self) -> io::Result<()> {
+        match self.state().may_send() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn try_send(&self, kind: u8, content: &[u8]) -> Poll<io::Result<()>> {
+        let send = || kernel_tls::send(&self.socket, kind, content);
+        match self.socket.try_io(Interest::WRITABLE, send) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            sent => Poll::Ready(sent),
+        }
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, kind: u8, content: &[u8]) -> Poll<io::Result<()>> {
         loop {
             ready!(self.socket.poll_write_ready(cx))?;
-            let send = || kernel_tls::send(&self.socket, kind, content);
-            match self.socket.try_io(Interest::WRITABLE, send) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                sent => return Poll::Ready(sent),
+            if let sent @ Poll::Ready(_) = self.try_send(kind, content) {
+                return sent;
             }
         }
     }
@@ -303,7 +353,14 @@ impl KernelTls {
 impl State {
     /// Returns whether this side may send more records.
     fn may_send(&self) -> bool {
-        !(self.has_notified || self.has_failed)
+        !(self.has_notified || self.is_write_over)
+    }
+
+    fn update_send_key(&mut self, socket: &TcpStream) -> io::Result<()> {
+        self.sent.content += KEY_UPDATE.len() as u64;
+        let key = self.session.next_send_key()?;
+        // The error must not look like one of a record.
+        self.sent.set_key(socket, &key).map_err(io::Error::other)
     }
 
     fn end(&mut self, is_announced: bool) {
@@ -317,17 +374,22 @@ impl State {
 impl AsyncRead for KernelTls {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.poll_owed(cx)?;
-        while buf.remaining() > 0 && !this.state().has_ended {
+        this.try_owed();
+        while buf.remaining() > 0 && !this.is_at_end() {
+            this.take_fault().map_err(|error| this.explain(error))?;
             ready!(this.poll_read_ready(cx))?;
             let room = buf.initialize_unfilled();
             let receive = || kernel_tls::receive(&this.socket, room);
             let is_end = match this.try_read(receive) {
                 Ok((Some(DATA) | None, bytes)) if bytes > 0 => {
                     buf.advance(bytes);
+                    this.state().received += bytes as u64;
                     return Poll::Ready(Ok(()));
                 }
-                Ok((Some(kind), length)) => this.on_records(kind, &buf.initialize_unfilled()[..length]),
+                Ok((Some(kind), length)) => {
+                    let received = this.state().received;
+                    this.on_records(kind, &buf.initialize_unfilled()[..length], received)
+                }
                 Ok((None, _)) => {
                     this.has_ended();
                     Ok(true)
@@ -336,7 +398,7 @@ impl AsyncRead for KernelTls {
                 Err(error) => Err(error),
             };
             match is_end {
-                Ok(_) => this.poll_owed(cx)?,
+                Ok(_) => this.try_owed(),
                 Err(error) => return Poll::Ready(Err(this.explain(error))),
             }
         }
@@ -347,8 +409,9 @@ impl AsyncRead for KernelTls {
 impl AsyncWrite for KernelTls {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.poll_owed(cx)?;
+        this.poll_owed(cx);
         loop {
+            this.check_writable()?;
             ready!(this.socket.poll_write_ready(cx))?;
             match this.socket.try_write(bytes) {
                 Ok(written) => {
@@ -373,26 +436,30 @@ impl AsyncWrite for KernelTls {
 
 impl KernelTls {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self;
-        let is_cut = this.is_cut.as_ref().is_some_and(|cut| cut.load(Ordering::Relaxed));
-        this.poll_owed(cx)?;
-        ready!(this.state().sent.poll_queued(cx, &this.socket))?;
-        match ready!(this.poll_announce(cx, is_cut)) {
+        self.poll_owed(cx);
+        ready!(self.state().sent.poll_queued(cx, &self.socket))?;
+        match ready!(self.poll_announce(cx)) {
             // The peer has ended its stream, and has left. It needs no announcement.
-            Err(error) if this.state().has_ended && is_gone(&error) => Poll::Ready(Ok(())),
+            Err(error) if self.is_at_end() && is_gone(&error) => Poll::Ready(Ok(())),
             announced => Poll::Ready(announced),
         }
     }
 
     /// Ends the stream after its last byte.
-    fn poll_announce(&mut self, cx: &mut Context<'_>, is_cut: bool) -> Poll<io::Result<()>> {
-        if !is_cut && self.state().may_send() {
+    fn poll_announce(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let announces = {
+            let state = self.state();
+            state.may_send() && state.session.announces_end()
+        };
+        if announces {
             ready!(self.poll_send(cx, ALERT, &CLOSE_NOTIFY))?;
             let mut state = self.state();
             state.has_notified = true;
             state.sent.content += CLOSE_NOTIFY.len() as u64;
-            ready!(state.sent.poll_queued(cx, &self.socket))?;
         }
+        // Also after a poll that has sent the announcement.
+        ready!(self.state().sent.poll_queued(cx, &self.socket))?;
+        self.state().is_write_over = true;
         Poll::Ready(kernel_tls::shut_down(&self.socket))
     }
 }

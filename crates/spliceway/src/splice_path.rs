@@ -15,6 +15,7 @@ use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
 use crate::direction::OnRead;
+use crate::kernel_tls::KernelTls;
 use crate::options::{Begin, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::readiness::ReadySocket;
@@ -113,8 +114,12 @@ impl SplicePath {
         let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             return Poll::Ready(Err(read_failed(no_socket_any_more())));
         };
-        for tls in [source.tls(), sink.tls()].into_iter().flatten() {
-            tls.poll_owed(cx).map_err(write_failed)?;
+        if let Some(tls) = source.tls() {
+            tls.poll_owed(cx);
+            tls.take_fault().map_err(|error| read_failed(tls.explain(error)))?;
+        }
+        if let Some(tls) = sink.tls() {
+            tls.poll_owed(cx);
         }
         let Self {
             splicer,
@@ -248,6 +253,8 @@ enum Attempt {
     Try,
     /// The source is drained, and the direction must end there.
     Finish,
+    /// The source has announced its end to an earlier relay.
+    Ended,
 }
 
 impl Parked<'_> {
@@ -258,6 +265,7 @@ impl Parked<'_> {
             match self.splicer.next() {
                 Next::Read(read) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
                     Attempt::Finish => self.splicer.set_limit(0),
+                    Attempt::Ended => self.splicer.end_source(),
                     attempt => {
                         let outcome = ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
                         if let ReadOutcome::Record { kind, length } = outcome {
@@ -272,6 +280,7 @@ impl Parked<'_> {
                 },
                 Next::SpliceThrough(splice) => match ready!(ends.poll_source(cx, self.worker)).map_err(read_failed)? {
                     Attempt::Finish => self.splicer.set_limit(0),
+                    Attempt::Ended => self.splicer.end_source(),
                     attempt => {
                         ready!(ends.poll_splice_through(cx, splice, attempt))?;
                         // The difference is at most the length of one splice, so it fits into a
@@ -298,6 +307,9 @@ impl Ends<'_> {
     /// Ready when the source may have bytes.
     #[inline]
     fn poll_source(&mut self, cx: &mut Context<'_>, worker: &Worker) -> Poll<io::Result<Attempt>> {
+        if self.source.tls().is_some_and(KernelTls::is_at_end) {
+            return Poll::Ready(Ok(Attempt::Ended));
+        }
         match (self.source.poll_read_ready(cx), *self.start) {
             (Poll::Ready(ready), _) => Poll::Ready(ready.map(|()| Attempt::Ready)),
             (Poll::Pending, Startup::Done) if !self.finishing => self.waits(WaitsFor::Source),
@@ -374,8 +386,9 @@ impl Ends<'_> {
     #[cold]
     fn on_records(&self, cx: &mut Context<'_>, kind: u8, content: &[u8]) -> io::Result<bool> {
         let tls = self.source.tls().expect("other sources have no records");
-        let is_end = tls.on_records(kind, content)?;
-        tls.poll_owed(cx)?;
+        // All data before them has been delivered.
+        let is_end = tls.on_records(kind, content, self.counts.bytes())?;
+        tls.poll_owed(cx);
         Ok(is_end)
     }
 
@@ -415,6 +428,9 @@ impl Ends<'_> {
     fn poll_write(&mut self, cx: &mut Context<'_>, write: Write<'_>, scratch: &[u8]) -> Poll<io::Result<()>> {
         let counts = self.counts;
         let tls = self.sink.tls().map(|tls| (tls, counts.bytes()));
+        if let Some((tls, _)) = tls {
+            tls.check_writable()?;
+        }
         let written = self.sink.try_write(|sink| write.perform(sink, scratch, counts));
         if let Some((tls, before)) = tls {
             tls.has_written(counts.bytes() - before);

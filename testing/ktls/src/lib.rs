@@ -9,7 +9,7 @@
 //! rustls performs the handshake of the TLS peer. Then the peer seals and opens records itself, so
 //! it can send what no library sends. Plans of one generator run against two relays:
 //! - one of the library, in [`relay`], which leaves records to the kernel and splices their
-//! content;
+//!   content;
 //! - the program, whose rustls works in user space (`tls::plans` of its tests).
 //!
 //! Note 024 has the results.

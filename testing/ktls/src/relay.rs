@@ -157,12 +157,8 @@ fn key((next_record, keys): (u64, ConnectionTrafficSecrets)) -> TrafficKey {
         ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (TlsCipher::ChaCha20Poly1305, key, iv),
         _ => unreachable!("the settings of rustls have three ciphers"),
     };
-    TrafficKey {
-        cipher,
-        key: key.as_ref().to_vec(),
-        iv: iv.as_ref().try_into().expect("an IV of 12 bytes"),
-        next_record,
-    }
+    let iv = iv.as_ref().try_into().expect("an IV of 12 bytes");
+    TrafficKey::new(cipher, key.as_ref(), iv, next_record).expect("a key of the cipher")
 }
 
 #[derive(Debug, Default)]

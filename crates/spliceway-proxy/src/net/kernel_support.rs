@@ -42,7 +42,7 @@ impl KernelSupport {
             ciphers: Vec::new(),
             refused: None,
         };
-        for cipher in TlsCipher::ALL {
+        for &cipher in TlsCipher::ALL {
             match probe(cipher) {
                 Ok(()) => support.ciphers.push(cipher),
                 Err(error) => drop(support.refused.get_or_insert(error)),

@@ -59,17 +59,11 @@ fn kernel_stream(parts: Parts<Stream>) -> Result<Box<KernelTls>, (Stream, io::Er
     };
     let keys = connection.dangerous_extract_secrets().map_err(io::Error::other);
     let keys = keys.and_then(|extracted| KernelSession::new(suite, side, &secrets, &extracted, is_truncated));
-    let (send, receive, session) = match keys {
+    let (send, receive, mut session) = match keys {
         Ok(keys) => keys,
         Err(error) => return Err((socket.into(), error)),
     };
-    match KernelTls::new(socket, &send, &receive, Box::new(session)) {
-        Ok(mut stream) => {
-            if let Some(is_cut) = is_cut {
-                stream.set_cut(is_cut);
-            }
-            Ok(Box::new(stream))
-        }
-        Err((socket, error)) => Err((socket.into(), error)),
-    }
+    session.set_cut(is_cut);
+    let stream = KernelTls::new(socket, &send, &receive, Box::new(session));
+    stream.map(Box::new).map_err(|(socket, error)| (socket.into(), error))
 }

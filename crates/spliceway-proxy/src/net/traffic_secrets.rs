@@ -23,6 +23,8 @@ pub(super) struct KernelSession {
     send: Direction,
     receive: Direction,
     is_truncated: Arc<AtomicBool>,
+    /// Becomes `true` if what this side sends is cut, so that its end must not look complete.
+    is_cut: Option<Arc<AtomicBool>>,
 }
 
 /// The keys of one direction.
@@ -101,8 +103,16 @@ impl KernelSession {
             send,
             receive,
             is_truncated,
+            is_cut: None,
         };
         Ok((send_key, receive_key, session))
+    }
+}
+
+impl KernelSession {
+    /// Ends without an announcement if this is `true` by then.
+    pub(super) fn set_cut(&mut self, is_cut: Option<Arc<AtomicBool>>) {
+        self.is_cut = is_cut;
     }
 }
 
@@ -115,6 +125,13 @@ impl TlsSession for KernelSession {
     fn next_receive_key(&mut self) -> io::Result<TrafficKey> {
         self.receive.update();
         self.receive.key(0)
+    }
+
+    fn announces_end(&self) -> bool {
+        !self
+            .is_cut
+            .as_ref()
+            .is_some_and(|is_cut| is_cut.load(Ordering::Relaxed))
     }
 
     fn ended(&mut self, is_announced: bool) {
@@ -145,7 +162,7 @@ impl Direction {
         };
         for _ in 0..=UPDATES_MAX {
             let derived = direction.key(*next_record)?;
-            if derived.key == key.as_ref() && derived.iv == iv.as_ref() {
+            if derived.key() == key.as_ref() && derived.iv() == iv.as_ref() {
                 return Ok((derived, direction));
             }
             direction.update();
@@ -160,12 +177,8 @@ impl Direction {
         expand(&*expander, "key", &mut key)?;
         let mut iv = [0; IV_BYTES];
         expand(&*expander, "iv", &mut iv)?;
-        Ok(TrafficKey {
-            cipher: self.cipher,
-            key,
-            iv,
-            next_record,
-        })
+        let key = TrafficKey::new(self.cipher, &key, iv, next_record);
+        key.ok_or_else(|| io::Error::other("the cipher has keys of another length"))
     }
 
     /// Replaces the secret by the next one (RFC 8446, 7.2).

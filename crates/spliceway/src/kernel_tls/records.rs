@@ -9,7 +9,7 @@ use spliceway_core::{TlsCipher, TrafficKey};
 use tokio::net::TcpStream;
 
 /// The most records without data in a row. More of them only cost time.
-const WITHOUT_DATA_MAX: u32 = 32;
+const WITHOUT_DATA_MAX: u64 = 32;
 
 /// The longest message that is accepted. A ticket has at most 64 KiB and some fields.
 const MESSAGE_MAX: usize = 68 << 10;
@@ -38,7 +38,9 @@ pub(super) struct Records {
     /// The beginning of a message or an alert whose rest is still to come, and its type.
     begun: (u8, Vec<u8>),
     /// Records without data since the last one with data.
-    without_data: u32,
+    without_data: u64,
+    /// The bytes of data that had come before the last record without data.
+    data: u64,
     /// The number of the record after the last one that was counted.
     counted: u64,
     cipher: TlsCipher,
@@ -49,29 +51,37 @@ impl Records {
         Self {
             begun: (0, Vec::new()),
             without_data: 0,
-            counted: key.next_record,
-            cipher: key.cipher,
+            data: 0,
+            counted: key.next_record(),
+            cipher: key.cipher(),
         }
     }
 
     /// The peer's next record is the first one under this key.
     pub(super) fn have_key(&mut self, key: &TrafficKey) {
-        self.counted = key.next_record;
+        self.counted = key.next_record();
     }
 
-    /// Counts a record without data.
-    pub(super) fn count(&mut self, socket: &TcpStream) -> io::Result<()> {
+    /// Counts records without data, or a part of one. Before them, this many bytes of data had
+    /// come.
+    pub(super) fn count(&mut self, socket: &TcpStream, data: u64) -> io::Result<()> {
         let next = kernel_tls::next_record(socket, Way::Receive, self.cipher)?;
-        self.count_until(next)
+        self.count_until(next, data)
     }
 
-    fn count_until(&mut self, next: u64) -> io::Result<()> {
-        // Records between this one and the last one without data had data.
-        if next > self.counted + 1 {
-            self.without_data = 0;
-        }
+    fn count_until(&mut self, next: u64, data: u64) -> io::Result<()> {
+        // The number stays if this is another part of a record.
+        let records = next.saturating_sub(self.counted);
         self.counted = next;
-        self.without_data += 1;
+        if data == self.data {
+            self.without_data += records;
+        } else {
+            if !self.begun.1.is_empty() {
+                return Err(unexpected("data inside a message"));
+            }
+            // Some of the records had data.
+            (self.data, self.without_data) = (data, 1);
+        }
         if self.without_data > WITHOUT_DATA_MAX {
             return Err(unexpected("too many records without data"));
         }
@@ -123,7 +133,9 @@ impl Records {
             }
             _ => return Err(unexpected("a record of an unknown type")),
         }
-        self.begun = (kind, rest.to_vec());
+        let read = bytes.len() - rest.len();
+        bytes.drain(..read);
+        self.begun = (kind, bytes);
         Ok(meanings)
     }
 }

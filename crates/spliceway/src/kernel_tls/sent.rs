@@ -39,8 +39,8 @@ impl Sent {
             content: 0,
             before: kernel_tls::queued(socket)?,
             earlier: 0,
-            first: key.next_record,
-            cipher: key.cipher,
+            first: key.next_record(),
+            cipher: key.cipher(),
             look: None,
         })
     }
@@ -54,7 +54,7 @@ impl Sent {
     pub(super) fn set_key(&mut self, socket: &TcpStream, key: &TrafficKey) -> io::Result<()> {
         self.earlier += self.records(socket)?;
         kernel_tls::set_key(socket, Way::Send, key)?;
-        self.first = key.next_record;
+        self.first = key.next_record();
         Ok(())
     }
 
@@ -69,6 +69,9 @@ impl Sent {
             }
             if let Some(error) = socket.take_error()? {
                 return Poll::Ready(Err(error));
+            }
+            if kernel_tls::is_closed(socket) {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
             let (timer, interval) = self
                 .look

@@ -253,7 +253,7 @@ fn sealing(key: &TrafficKey) -> (LessSafeKey, Nonce) {
         _ => &CHACHA20_POLY1305,
     };
     let mut nonce = key.iv;
-    for (byte, number) in nonce[4..].iter_mut().zip(key.next_record.to_be_bytes()) {
+    for (byte, number) in nonce[4..].iter_mut().zip(key.next_record().to_be_bytes()) {
         *byte ^= number;
     }
     let sealing = LessSafeKey::new(UnboundKey::new(algorithm, &key.key).unwrap());

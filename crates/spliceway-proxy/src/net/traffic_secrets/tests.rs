@@ -118,10 +118,10 @@ impl Side {
 
 fn assert_equal(sent: &TrafficKey, received: &TrafficKey) {
     assert_eq!(
-        (sent.cipher, &sent.key, sent.iv),
-        (received.cipher, &received.key, received.iv)
+        (sent.cipher(), sent.key(), sent.iv()),
+        (received.cipher(), received.key(), received.iv())
     );
-    assert_eq!(sent.next_record, received.next_record);
+    assert_eq!(sent.next_record(), received.next_record());
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn keys_are_found_after_any_number_of_updates() {
             for _ in 0..3 {
                 let (next, same) = (client.next_send_key().unwrap(), server.next_receive_key().unwrap());
                 assert_equal(&next, &same);
-                assert_ne!(next.key, up.key);
+                assert_ne!(next.key(), up.key());
                 assert_equal(&server.next_send_key().unwrap(), &client.next_receive_key().unwrap());
             }
         }
@@ -168,12 +168,12 @@ fn the_next_key_is_the_one_of_rustls() {
         let secret = before.secrets.client.lock().clone().unwrap();
         let mut direction = Direction {
             suite,
-            cipher: after.cipher,
-            key_bytes: after.key.len(),
+            cipher: after.cipher(),
+            key_bytes: after.key().len(),
             secret,
         };
         direction.update();
-        let next = direction.key(after.next_record).unwrap();
+        let next = direction.key(after.next_record()).unwrap();
         assert_equal(&next, &after);
     }
 }

@@ -27,9 +27,7 @@ const ALONE: usize = 300_000;
 
 /// Returns whether the kernel can take TLS over.
 pub(super) fn can_switch() -> bool {
-    TlsCipher::ALL
-        .into_iter()
-        .any(|cipher| KernelTls::probe(cipher).is_ok())
+    TlsCipher::ALL.iter().any(|cipher| KernelTls::probe(*cipher).is_ok())
 }
 
 /// Returns whether the kernel has no TLS at all.

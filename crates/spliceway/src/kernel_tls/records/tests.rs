@@ -1,12 +1,8 @@
 use super::*;
 
 fn records() -> Records {
-    Records::new(&TrafficKey {
-        cipher: TlsCipher::Aes128Gcm,
-        key: vec![0; 16],
-        iv: [0; 12],
-        next_record: 7,
-    })
+    let key = TrafficKey::new(TlsCipher::Aes128Gcm, &[0; 16], [0; 12], 7);
+    Records::new(&key.expect("a key of this length"))
 }
 
 const REQUEST: [u8; 5] = [24, 0, 0, 1, 1];
@@ -81,19 +77,33 @@ fn what_may_not_come_is_a_fault_with_an_alert() {
 
 #[test]
 fn only_so_many_records_without_data_come_in_a_row() {
-    let mut records = records();
-    let mut next = 7;
-    for _ in 0..3 {
+    let (mut records, mut next) = (records(), 7);
+    for data in 0..3 {
         for _ in 0..WITHOUT_DATA_MAX {
             next += 1;
-            records.count_until(next).unwrap();
+            records.count_until(next, data).unwrap();
+            // The rest of a record that was received in parts.
+            records.count_until(next, data).unwrap();
         }
-        // One record with data.
+        // A record with data.
         next += 1;
     }
-    for _ in 0..WITHOUT_DATA_MAX {
-        next += 1;
-        records.count_until(next).unwrap();
-    }
-    assert!(records.count_until(next + 1).is_err());
+    assert!(records.count_until(next, 2).is_err());
+}
+
+#[test]
+fn records_that_come_together_count_each() {
+    let mut records = records();
+    records.count_until(8, 1).unwrap();
+    // Empty records of data, and a ticket.
+    records.count_until(39, 1).unwrap();
+    assert!(records.count_until(40, 1).is_err());
+}
+
+#[test]
+fn data_may_not_come_inside_a_message() {
+    let mut records = records();
+    records.count_until(8, 5).unwrap();
+    records.read(HANDSHAKE, &[4, 0]).unwrap();
+    assert!(records.count_until(10, 6).is_err());
 }
