@@ -247,16 +247,16 @@ async fn the_extracted_keys_are_those_of_the_next_records() {
 }
 
 fn sealing(key: &TrafficKey) -> (LessSafeKey, Nonce) {
-    let algorithm: &Algorithm = match key.cipher {
+    let algorithm: &Algorithm = match key.cipher() {
         TlsCipher::Aes128Gcm => &AES_128_GCM,
         TlsCipher::Aes256Gcm => &AES_256_GCM,
         _ => &CHACHA20_POLY1305,
     };
-    let mut nonce = key.iv;
+    let mut nonce = *key.iv();
     for (byte, number) in nonce[4..].iter_mut().zip(key.next_record().to_be_bytes()) {
         *byte ^= number;
     }
-    let sealing = LessSafeKey::new(UnboundKey::new(algorithm, &key.key).unwrap());
+    let sealing = LessSafeKey::new(UnboundKey::new(algorithm, key.key()).unwrap());
     (sealing, Nonce::assume_unique_for_key(nonce))
 }
 
