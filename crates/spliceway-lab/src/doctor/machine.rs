@@ -252,16 +252,16 @@ fn kernel_tls() -> Finding {
         (Some(error), true) => format!("no cipher: {error}"),
         (Some(error), false) => format!("only {}: {error}", possible.join(", ")),
     };
-    Finding::judged(
-        refused.is_empty(),
-        "AES-128-GCM, AES-256-GCM, ChaCha20-Poly1305",
+    // Nothing else needs it, so its absence is no fault.
+    Finding::info(
         observed,
+        if refused.is_empty() {
+            "`--ktls` lets the kernel take TLS connections over."
+        } else {
+            "Other TLS connections stay in the program with `--ktls`. It needs the module `tls` (modprobe tls), and \
+             Linux 6.14, which accepts a second key."
+        },
     )
-    .so(
-        "`--ktls` lets the kernel take TLS connections over.",
-        "TLS connections with these ciphers stay in the program, with `--ktls`, too. Nothing else needs it.",
-    )
-    .advise("modprobe tls; a kernel before Linux 6.14 refuses the second key (EBUSY)")
 }
 
 fn seccomp() -> io::Result<Finding> {

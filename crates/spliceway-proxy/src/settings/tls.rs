@@ -244,17 +244,25 @@ pub(super) fn uses_kernel(engine: &Engine) -> bool {
     engine.ktls() != KtlsArg::Off && IS_SUPPORTED && KernelSupport::get().refusal().is_none()
 }
 
-/// Checks that the kernel can take over connections, if it must.
-pub(super) fn check_kernel(engine: &Engine) -> Result<(), Fault> {
-    if engine.ktls() != KtlsArg::On {
-        return Ok(());
-    }
+/// Checks that the kernel can take over connections, if it must, and warns if it should.
+pub(super) fn check_kernel(engine: &Engine, warnings: &mut Vec<Fault>) -> Result<(), Fault> {
     let at = engine.ktls.as_ref().and_then(Value::at);
-    has_tls("ktls", at)?;
-    match KernelSupport::get().refusal() {
-        None => Ok(()),
-        Some(why) => Err(Fault::new(at, "ktls", format!("is on, and {why}; or write \"auto\""))),
+    let fault = |problem| Fault::new(at, "ktls", problem);
+    match engine.ktls() {
+        KtlsArg::Off => {}
+        KtlsArg::Auto if IS_SUPPORTED => {
+            let why = KernelSupport::get().refusal();
+            warnings.extend(why.map(|why| fault(format!("TLS stays in the program, because {why}"))));
+        }
+        KtlsArg::Auto => {}
+        KtlsArg::On => {
+            has_tls("ktls", at)?;
+            if let Some(why) = KernelSupport::get().refusal() {
+                return Err(fault(format!("is on, and {why}; or write \"auto\"")));
+            }
+        }
     }
+    Ok(())
 }
 
 /// Returns the files of the listed certificates and their keys. Without keys, each certificate has

@@ -64,6 +64,11 @@ fn a_kernel_without_tls_is_refused_or_not_used() {
     }
     let more = [&pair.arguments()[..], &["--ktls", "auto"]].concat();
     let mut program = Program::forward(target, &more);
+    let warned = program
+        .lines_so_far()
+        .iter()
+        .any(|line| line.contains("TLS stays in the program"));
+    assert!(warned, "{:?}", program.lines_so_far());
     let mut client = Client::connect(&program, &Config::new(&pair)).unwrap();
     let target = thread::spawn(move || {
         let target = accept(&listener);
