@@ -23,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::as_socket::{AsSocket, SocketRef};
+pub(crate) use records::Received;
 use records::{Meaning, Records};
 use sent::Sent;
 use watch::Watch;
@@ -229,7 +230,7 @@ impl KernelTls {
     /// # Errors
     /// If they may not come, or are an alert.
     #[cold]
-    pub(crate) fn on_records(&self, kind: u8, content: &[u8], data: u64) -> io::Result<bool> {
+    pub(crate) fn on_records(&self, kind: u8, content: &[u8], data: Received) -> io::Result<bool> {
         let mut state = self.state();
         state.records.count(&self.socket, data)?;
         for meaning in state.records.read(kind, content)? {
@@ -284,8 +285,8 @@ impl KernelTls {
             && self
                 .state()
                 .sent
-                .records(&self.socket)
-                .is_ok_and(|records| records >= RECORDS_PER_KEY);
+                .next_record(&self.socket)
+                .is_ok_and(|next| next >= RECORDS_PER_KEY);
         if is_due {
             self.owes_update.store(true, Ordering::Relaxed);
         }
@@ -387,7 +388,7 @@ impl AsyncRead for KernelTls {
                     return Poll::Ready(Ok(()));
                 }
                 Ok((Some(kind), length)) => {
-                    let received = this.state().received;
+                    let received = Received::AsStream(this.state().received);
                     this.on_records(kind, &buf.initialize_unfilled()[..length], received)
                 }
                 Ok((None, _)) => {

@@ -15,7 +15,7 @@ use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
 
 use crate::direction::OnRead;
-use crate::kernel_tls::KernelTls;
+use crate::kernel_tls::{KernelTls, Received};
 use crate::options::{Begin, Options};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::readiness::ReadySocket;
@@ -387,7 +387,7 @@ impl Ends<'_> {
     fn on_records(&self, cx: &mut Context<'_>, kind: u8, content: &[u8]) -> io::Result<bool> {
         let tls = self.source.tls().expect("other sources have no records");
         // All data before them has been delivered.
-        let is_end = tls.on_records(kind, content, self.counts.bytes())?;
+        let is_end = tls.on_records(kind, content, Received::ByRelay(self.counts.bytes()))?;
         tls.poll_owed(cx);
         Ok(is_end)
     }

@@ -97,7 +97,7 @@ pub(crate) struct Unsupported<'a>(&'a io::Error);
 impl Display for Unsupported<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let remedy = match self.0.kind() {
-            io::ErrorKind::NotFound => "load the module `tls` (modprobe tls)",
+            io::ErrorKind::NotFound => "load the module `tls` (modprobe tls), and start the program again",
             io::ErrorKind::ResourceBusy => "use Linux 6.14 or later, which can change the keys of a connection",
             io::ErrorKind::PermissionDenied => "let the program use the socket option TCP_ULP",
             _ => "load the module `tls`, and use Linux 6.14 or later",

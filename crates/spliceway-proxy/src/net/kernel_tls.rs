@@ -59,6 +59,7 @@ fn kernel_stream(parts: Parts<Stream>) -> Result<Box<KernelTls>, (Stream, io::Er
     };
     let keys = connection.dangerous_extract_secrets().map_err(io::Error::other);
     let keys = keys.and_then(|extracted| KernelSession::new(suite, side, &secrets, &extracted, is_truncated));
+    secrets.forget();
     let (send, receive, mut session) = match keys {
         Ok(keys) => keys,
         Err(error) => return Err((socket.into(), error)),

@@ -130,7 +130,9 @@ impl<S: AsyncRead> Records<S> {
 
     /// Follows nothing from now on.
     pub(super) fn forget(&mut self) {
-        self.followed = None;
+        if let Some(followed) = self.followed.take() {
+            followed.secrets.forget();
+        }
     }
 
     /// Returns where rustls logs the secrets of the connection, if records are followed.

@@ -216,6 +216,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
         }
         if !this.is_finished {
             this.is_finished = true;
+            // The kernel takes over no connection that has ended on a side.
+            this.inner.get_mut().0.forget();
             this.has_sent_all = !this.inner.get_ref().1.wants_write();
         }
         match Pin::new(&mut this.inner).poll_shutdown(cx) {

@@ -36,15 +36,21 @@ struct Direction {
     secret: OkmBlock,
 }
 
-/// The most key updates before the switch. rustls updates keys rarely, and peers do not do it this
-/// often in the time before the switch.
-const UPDATES_MAX: usize = 64;
+/// The most key updates before the switch. A peer that updates its keys after each KiB reaches a
+/// quarter of it.
+const UPDATES_MAX: usize = 4096;
 /// The labels that NSS has given to the secrets.
 const CLIENT: &str = "CLIENT_TRAFFIC_SECRET_0";
 const SERVER: &str = "SERVER_TRAFFIC_SECRET_0";
 const IV_BYTES: usize = 12;
 
 impl TrafficSecrets {
+    /// Forgets the secrets. The configuration of a connection keeps this value.
+    pub(super) fn forget(&self) {
+        *self.client.lock() = None;
+        *self.server.lock() = None;
+    }
+
     fn of(&self, label: &str) -> Option<&Mutex<Option<OkmBlock>>> {
         match label {
             CLIENT => Some(&self.client),

@@ -32,6 +32,15 @@ pub(super) enum Meaning {
     },
 }
 
+/// The bytes of data that have come, counted by whoever receives them now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// By the stream itself.
+    AsStream(u64),
+    /// By a relay that splices.
+    ByRelay(u64),
+}
+
 /// Reads the records of the peer that have no data.
 #[derive(Debug)]
 pub(super) struct Records {
@@ -40,7 +49,7 @@ pub(super) struct Records {
     /// Records without data since the last one with data.
     without_data: u64,
     /// The bytes of data that had come before the last record without data.
-    data: u64,
+    data: Received,
     /// The number of the record after the last one that was counted.
     counted: u64,
     cipher: TlsCipher,
@@ -51,7 +60,7 @@ impl Records {
         Self {
             begun: (0, Vec::new()),
             without_data: 0,
-            data: 0,
+            data: Received::AsStream(0),
             counted: key.next_record(),
             cipher: key.cipher(),
         }
@@ -64,19 +73,20 @@ impl Records {
 
     /// Counts records without data, or a part of one. Before them, this many bytes of data had
     /// come.
-    pub(super) fn count(&mut self, socket: &TcpStream, data: u64) -> io::Result<()> {
+    pub(super) fn count(&mut self, socket: &TcpStream, data: Received) -> io::Result<()> {
         let next = kernel_tls::next_record(socket, Way::Receive, self.cipher)?;
         self.count_until(next, data)
     }
 
-    fn count_until(&mut self, next: u64, data: u64) -> io::Result<()> {
+    fn count_until(&mut self, next: u64, data: Received) -> io::Result<()> {
         // The number stays if this is another part of a record.
         let records = next.saturating_sub(self.counted);
         self.counted = next;
         if data == self.data {
             self.without_data += records;
         } else {
-            if !self.begun.1.is_empty() {
+            let is_same_count = std::mem::discriminant(&data) == std::mem::discriminant(&self.data);
+            if is_same_count && !self.begun.1.is_empty() {
                 return Err(unexpected("data inside a message"));
             }
             // Some of the records had data.

@@ -45,9 +45,14 @@ impl Sent {
         })
     }
 
-    /// Returns the number of records under the key.
-    pub(super) fn records(&self, socket: &TcpStream) -> io::Result<u64> {
-        Ok(kernel_tls::next_record(socket, Way::Send, self.cipher)? - self.first)
+    /// Returns the number of records that the kernel has sent under the key.
+    fn records(&self, socket: &TcpStream) -> io::Result<u64> {
+        Ok(self.next_record(socket)? - self.first)
+    }
+
+    /// Returns the number of the next record under the key.
+    pub(super) fn next_record(&self, socket: &TcpStream) -> io::Result<u64> {
+        kernel_tls::next_record(socket, Way::Send, self.cipher)
     }
 
     /// Gives the kernel the next key of this side.

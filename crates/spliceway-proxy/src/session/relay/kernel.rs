@@ -142,15 +142,20 @@ fn switch_end(stream: Stream) -> Result<(Stream, Option<Switch>), (Stream, io::E
         Ok(stream) => Ok((Stream::Kernel(stream), Some(Switch::Done))),
         Err(NotSwitched::NotNow(tls)) => Ok((Stream::Tls(tls), None)),
         Err(NotSwitched::Refused(mut tls, error)) => {
-            tracing::debug!("a session stays in user space: the kernel refuses its socket: {error}");
             tls.stay();
-            Ok((Stream::Tls(tls), Some(Switch::Refused)))
+            // The peer has sent its FIN already.
+            let has_ended = error.kind() == io::ErrorKind::NotConnected;
+            if !has_ended {
+                tracing::debug!("a session stays in user space: the kernel refuses its socket: {error}");
+            }
+            Ok((Stream::Tls(tls), (!has_ended).then_some(Switch::Refused)))
         }
         Err(NotSwitched::Failed(socket, error)) => Err((socket, error)),
     }
 }
 
-fn stay(stream: &mut Stream) {
+/// Leaves an end in user space.
+pub(super) fn stay(stream: &mut Stream) {
     if let Stream::Tls(tls) = stream {
         tls.stay();
     }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::ends::{new_relay, resumed_relay};
-use super::kernel::{KeysLost, Switching, count_others, switch_ends};
+use super::kernel::{KeysLost, Switching, count_others, stay, switch_ends};
 use super::spin::Spin;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -45,6 +45,10 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
         count_others(&client, &upstream, &record.guard);
         // A relay that is resumed has no mirror.
         let may_switch = mirror.is_none();
+        if !may_switch {
+            stay(&mut client);
+            stay(&mut upstream);
+        }
         let mut beginning = Beginning::New(options, mirror);
         let ended = loop {
             let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
@@ -144,17 +148,18 @@ async fn reset_both(lost: KeysLost) -> Outcome {
         streams,
         error,
     } = lost;
-    for stream in streams {
+    let [client, upstream] = streams.map(async |stream| {
         if let Stream::Tcp(socket) = stream.into_socket() {
             spliceway::reset(socket).await;
         }
-    }
+    });
+    tokio::join!(client, upstream);
     let end = if is_client {
         SessionEnd::ResetByClient
     } else {
         SessionEnd::ResetByUpstream
     };
-    Outcome::because(end, &format_args!("the kernel has refused the keys of TLS: {error}"))
+    Outcome::because(end, &format_args!("cannot give the keys of TLS to the kernel: {error}"))
 }
 
 /// Lets a proxy behind TLS have the last bytes for a target behind TLS. The target announces its
@@ -172,12 +177,10 @@ async fn linger_below(upstream: Stream, limit: Option<Duration>) {
 /// every byte. For sockets, the relay does this.
 pub(super) async fn pass_reset(failed: Stream, other: Stream) {
     drop(failed);
-    let is_cut = match &other {
-        Stream::Tls(tls) => !tls.is_finished(),
-        Stream::Kernel(tls) => !tls.is_finished(),
-        Stream::Tcp(_) | Stream::Unix(_) => false,
-    };
-    if is_cut && let Stream::Tcp(socket) = other.into_socket() {
+    if let Stream::Tls(tls) = other
+        && !tls.is_finished()
+        && let Stream::Tcp(socket) = tls.into_socket()
+    {
         spliceway::reset(socket).await;
     }
 }

@@ -78,7 +78,7 @@ fn what_may_not_come_is_a_fault_with_an_alert() {
 #[test]
 fn only_so_many_records_without_data_come_in_a_row() {
     let (mut records, mut next) = (records(), 7);
-    for data in 0..3 {
+    for data in (0..3).map(Received::ByRelay) {
         for _ in 0..WITHOUT_DATA_MAX {
             next += 1;
             records.count_until(next, data).unwrap();
@@ -88,22 +88,22 @@ fn only_so_many_records_without_data_come_in_a_row() {
         // A record with data.
         next += 1;
     }
-    assert!(records.count_until(next, 2).is_err());
+    assert!(records.count_until(next, Received::ByRelay(2)).is_err());
 }
 
 #[test]
 fn records_that_come_together_count_each() {
     let mut records = records();
-    records.count_until(8, 1).unwrap();
+    records.count_until(8, Received::ByRelay(1)).unwrap();
     // Empty records of data, and a ticket.
-    records.count_until(39, 1).unwrap();
-    assert!(records.count_until(40, 1).is_err());
+    records.count_until(39, Received::ByRelay(1)).unwrap();
+    assert!(records.count_until(40, Received::ByRelay(1)).is_err());
 }
 
 #[test]
 fn data_may_not_come_inside_a_message() {
     let mut records = records();
-    records.count_until(8, 5).unwrap();
+    records.count_until(8, Received::ByRelay(5)).unwrap();
     records.read(HANDSHAKE, &[4, 0]).unwrap();
-    assert!(records.count_until(10, 6).is_err());
+    assert!(records.count_until(10, Received::ByRelay(6)).is_err());
 }
