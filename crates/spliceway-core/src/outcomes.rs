@@ -20,8 +20,8 @@ pub enum ReadOutcome {
     Record {
         /// The type of the record.
         kind: u8,
-        /// The length of its content.
-        length: usize,
+        /// The length of its content. Its type keeps the outcome in a register.
+        length: u32,
     },
 }
 

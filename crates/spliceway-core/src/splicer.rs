@@ -373,6 +373,7 @@ impl Splicer {
             (None, _) => self.transfer.on(Event::Eof),
             (Some(kind), length) => {
                 self.transfer.on(Event::OtherRecord);
+                let length = u32::try_from(length).expect("scratch is small");
                 return Ok(ReadOutcome::Record { kind, length });
             }
         }

@@ -269,7 +269,7 @@ impl Parked<'_> {
                     attempt => {
                         let outcome = ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
                         if let ReadOutcome::Record { kind, length } = outcome {
-                            let is_end = ends.on_records(cx, kind, &self.worker.scratch[..length]);
+                            let is_end = ends.on_records(cx, kind, &self.worker.scratch[..length as usize]);
                             if is_end.map_err(read_failed)? {
                                 self.splicer.end_source();
                             }
