@@ -210,7 +210,7 @@ pub fn probe(cipher: TlsCipher) -> io::Result<()> {
 /// the connection has no type. The call never waits.
 ///
 /// # Errors
-/// The errors of `recvmsg(2)`, and those of records: `EBADMSG`, `EMSGSIZE`, `EINVAL`.
+/// The errors of `recvmsg(2)`. A damaged record causes `EBADMSG`, `EMSGSIZE` or `EINVAL`.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(Option<u8>, usize)> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| sys::receive_record(socket, bytes))?)
@@ -220,7 +220,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(Option<u8>, u
 /// a record without data. Otherwise, the kernel has reported a damaged header once, to the splice.
 ///
 /// # Errors
-/// Those of [`receive`], and `EINVAL` instead of `WouldBlock`.
+/// The errors of [`receive`], and `EINVAL` instead of `WouldBlock`.
 pub fn receive_refused(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(Option<u8>, usize)> {
     match receive(socket, bytes) {
         Ok((None, _)) => Err(Errno::INVAL.into()),

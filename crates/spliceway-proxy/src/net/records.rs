@@ -34,7 +34,7 @@ struct Followed {
 ///
 /// ```text
 ///   the task of the session: request ──▶ the connection stops between two records
-///                       switches ◀── take_stop ──┘ and answers `Pending`, which wakes nobody
+///                       switches ◀── take_stop ──┘ and answers `Pending`, which wakes no task
 /// ```
 #[derive(Debug, Default)]
 pub(crate) struct SwitchRequest {

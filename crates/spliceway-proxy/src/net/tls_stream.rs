@@ -241,7 +241,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     }
 
     /// Returns whether the stream stops, because a switch was requested and is possible now.
-    /// Nothing wakes the task: whoever has made the request looks after each poll.
+    /// Nothing wakes the task: the code that has made the request looks after each poll.
     fn stops(&mut self) -> bool {
         let Some(request) = self.switch_request().filter(|request| request.is_made()) else {
             return false;

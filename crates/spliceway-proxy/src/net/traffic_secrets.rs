@@ -210,7 +210,7 @@ fn expand(expander: &dyn HkdfExpander, name: &str, output: &mut [u8]) -> io::Res
     expanded.map_err(|_| io::Error::other("the hash is too short for a key"))
 }
 
-/// Returns an encoded HkdfLabel for so many bytes.
+/// Returns an encoded HkdfLabel for a secret of this many bytes.
 fn label(name: &str, bytes: usize) -> Vec<u8> {
     let name = format!("tls13 {name}");
     let mut label = Vec::with_capacity(2 + 1 + name.len() + 1);

@@ -222,8 +222,7 @@ fn settings(
     distinct.add_other("remote", &admin.remote, origin, faults);
     distinct.add_other("http", &acme.http, origin, faults);
     faults.keep(check_saved(config, origin));
-    let checked = tls::check_kernel(engine, &mut faults.warnings);
-    faults.keep(checked);
+    tls::check_kernel(engine, faults);
     let users = user_limits(&defaults.user, &tables, &services, origin, faults);
     let client_policies = services.iter().map(|service| &service.clients);
     faults.warnings.extend(without_effect(config, client_policies));

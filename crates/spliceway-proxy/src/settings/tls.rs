@@ -245,24 +245,25 @@ pub(super) fn uses_kernel(engine: &Engine) -> bool {
 }
 
 /// Checks that the kernel can take over connections, if it must, and warns if it should.
-pub(super) fn check_kernel(engine: &Engine, warnings: &mut Vec<Fault>) -> Result<(), Fault> {
+pub(super) fn check_kernel(engine: &Engine, faults: &mut Faults) {
     let at = engine.ktls.as_ref().and_then(Value::at);
     let fault = |problem| Fault::new(at, "ktls", problem);
     match engine.ktls() {
         KtlsArg::Off => {}
         KtlsArg::Auto if IS_SUPPORTED => {
             let why = KernelSupport::get().refusal();
-            warnings.extend(why.map(|why| fault(format!("TLS stays in the program, because {why}"))));
+            faults
+                .warnings
+                .extend(why.map(|why| fault(format!("TLS stays in the program, because {why}"))));
         }
         KtlsArg::Auto => {}
         KtlsArg::On => {
-            has_tls("ktls", at)?;
-            if let Some(why) = KernelSupport::get().refusal() {
-                return Err(fault(format!("is on, and {why}; or write \"auto\"")));
-            }
+            faults.keep(has_tls("ktls", at).and_then(|()| match KernelSupport::get().refusal() {
+                Some(why) => Err(fault(format!("is on, and {why}; or write \"auto\""))),
+                None => Ok(()),
+            }));
         }
     }
-    Ok(())
 }
 
 /// Returns the files of the listed certificates and their keys. Without keys, each certificate has

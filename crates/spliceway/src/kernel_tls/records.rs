@@ -32,7 +32,7 @@ pub(super) enum Meaning {
     },
 }
 
-/// The bytes of data that have come, counted by whoever receives them now.
+/// The bytes of data that have come. The stream and a relay each count what they receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// By the stream itself.

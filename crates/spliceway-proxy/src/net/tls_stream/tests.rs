@@ -59,7 +59,7 @@ impl Rig {
         self.client.get_mut().0.write_all(bytes).await.unwrap();
     }
 
-    /// Reads what has come, up to so many bytes. Returns `None` if nothing has.
+    /// Reads what has come, up to `max` bytes. Returns `None` if nothing has.
     async fn receive(&mut self, max: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; max];
         tokio::select! {

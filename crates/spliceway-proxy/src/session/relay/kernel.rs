@@ -88,7 +88,8 @@ impl Switching {
     }
 }
 
-/// The end of a session whose keys nobody has any more.
+/// The end of a session whose keys are lost: rustls has given them up, and the kernel does not have
+/// them.
 #[derive(Debug)]
 pub(super) struct KeysLost {
     pub(super) is_client: bool,
@@ -99,27 +100,21 @@ pub(super) struct KeysLost {
 /// Gives the ends to the kernel that it can take over now. If it can take none, no further try
 /// follows.
 pub(super) fn switch_ends(client: Stream, upstream: Stream, guard: &Guard) -> Result<(Stream, Stream), KeysLost> {
+    let lost = |is_client, streams, error| {
+        count(guard, Switch::Failed);
+        KeysLost {
+            is_client,
+            streams,
+            error,
+        }
+    };
     let (mut client, of_client) = match switch_end(client) {
         Ok(switched) => switched,
-        Err((client, error)) => {
-            count(guard, Switch::Failed);
-            return Err(KeysLost {
-                is_client: true,
-                streams: [client, upstream],
-                error,
-            });
-        }
+        Err((client, error)) => return Err(lost(true, [client, upstream], error)),
     };
     let (mut upstream, of_upstream) = match switch_end(upstream) {
         Ok(switched) => switched,
-        Err((upstream, error)) => {
-            count(guard, Switch::Failed);
-            return Err(KeysLost {
-                is_client: false,
-                streams: [client, upstream],
-                error,
-            });
-        }
+        Err((upstream, error)) => return Err(lost(false, [client, upstream], error)),
     };
     for result in [of_client, of_upstream].into_iter().flatten() {
         count(guard, result);

@@ -35,7 +35,7 @@ fn refuses_sockets() -> bool {
     KernelTls::probe(TlsCipher::Aes128Gcm).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Starts a forwarder that gives connections to the kernel after so many bytes. Returns `None` if
+/// Starts a forwarder that gives connections to the kernel after `after` bytes. Returns `None` if
 /// the kernel cannot take them.
 fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
     can_switch().then(|| Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &arguments(target, more)))
@@ -248,6 +248,16 @@ fn a_target_in_the_kernel_gets_and_sends_every_byte() {
     }
 }
 
+/// Exchanges messages, so that both sides are between two records.
+fn talk(client: &mut Client, target: &mut TcpStream) {
+    for _ in 0..3 {
+        client.send(b"question");
+        assert_eq!(read_exactly(target, 8), b"question");
+        target.write_all(b"answer").unwrap();
+        assert_eq!(client.receive(6), b"answer");
+    }
+}
+
 #[test]
 fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
     let pair = Pair::new(&["a.test"]);
@@ -258,12 +268,7 @@ fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
     for is_reset in [false, true] {
         let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
         let mut target = accept(&listener);
-        for _ in 0..3 {
-            client.send(b"question");
-            assert_eq!(read_exactly(&mut target, 8), b"question");
-            target.write_all(b"answer").unwrap();
-            assert_eq!(client.receive(6), b"answer");
-        }
+        talk(&mut client, &mut target);
         let socket = client.into_socket();
         if is_reset {
             SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
@@ -292,12 +297,7 @@ fn a_reset_of_the_target_reaches_a_client_in_the_kernel() {
     };
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
     let mut target = accept(&listener);
-    for _ in 0..3 {
-        client.send(b"question");
-        assert_eq!(read_exactly(&mut target, 8), b"question");
-        target.write_all(b"answer").unwrap();
-        assert_eq!(client.receive(6), b"answer");
-    }
+    talk(&mut client, &mut target);
     SockRef::from(&target).set_linger(Some(Duration::ZERO)).unwrap();
     drop(target);
     let error = client.rest().unwrap_err();

@@ -14,7 +14,7 @@ use crate::harness::{Program, TextFile, accept, listen};
 const THREADS: u64 = 4;
 
 /// Starts a program whose relay has this role. If `switches` is given, the kernel takes TLS over
-/// after so many bytes.
+/// after this many bytes.
 fn program(target: SocketAddr, files: &[TextFile; 2], role: Role, switches: Option<&str>) -> Program {
     let [certificate, key] = files.each_ref().map(TextFile::path);
     let mut all = vec!["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "-r"];
