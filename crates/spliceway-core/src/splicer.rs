@@ -170,6 +170,13 @@ impl Splicer {
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
     }
 
+    /// Returns whether TLS in the kernel has refused the last splice. Only the next read of this
+    /// splicer can tell why.
+    #[must_use]
+    pub fn was_refused(&self) -> bool {
+        self.transfer.was_refused()
+    }
+
     /// Duplicates the bytes in flight into a mirror. Call this after each [`Read`] that brought
     /// bytes, before the next write. `scratch` must be the buffer of the read.
     pub fn mirror(&self, mirror: &mut Mirror, scratch: &[u8]) {

@@ -41,3 +41,4 @@ pub(crate) use registry::Sessions;
 pub(crate) use service::Service;
 pub(crate) use step::run;
 pub(crate) use story::{Arrival, begin, resume};
+pub(crate) use tls_facts::TlsFacts;

@@ -47,5 +47,14 @@ mod turns;
 mod verifier;
 mod watched;
 
+use rustls::SupportedCipherSuite;
+
 /// Whether this build has the cryptography of TLS.
 pub(crate) const IS_SUPPORTED: bool = cfg!(feature = "tls");
+
+/// Returns the cipher suite with this number (IANA), if this build has it.
+pub(crate) fn cipher_suite(number: u16) -> Option<SupportedCipherSuite> {
+    let provider = IS_SUPPORTED.then(crypto::provider)?;
+    let mut suites = provider.cipher_suites.iter();
+    suites.find(|suite| u16::from(suite.suite()) == number).copied()
+}

@@ -142,6 +142,14 @@ impl Direction {
         }
     }
 
+    /// Returns whether the last read is not complete, so that the direction cannot be suspended.
+    pub(crate) fn is_inside_read(&self) -> bool {
+        match &self.path {
+            Path::Splice(path) => path.is_inside_read(),
+            Path::Copy(_) | Path::Refused => false,
+        }
+    }
+
     /// Reads no more than `bytes` from now on.
     pub(crate) fn set_limit(&mut self, bytes: u64) {
         match &mut self.path {

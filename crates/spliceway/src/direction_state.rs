@@ -202,6 +202,13 @@ impl DirectionState {
         }
     }
 
+    pub(crate) fn is_inside_read(&self) -> bool {
+        match self {
+            Self::Moving(moving) | Self::Finishing(moving) => moving.is_inside_read(),
+            Self::Start(..) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => false,
+        }
+    }
+
     /// Returns the number of bytes that were read and not written.
     pub(crate) fn in_flight(&self) -> usize {
         match self {

@@ -9,6 +9,7 @@ mod records;
 mod sent;
 mod watch;
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +42,7 @@ const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// What a [`KernelTls`] needs from the library that has shaken hands.
 ///
 /// The methods must return quickly, and must not use the stream.
-pub trait TlsSession: Send + fmt::Debug {
+pub trait TlsSession: Any + Send + fmt::Debug {
     /// Returns the key of this side after a key update (RFC 8446, section 7.2).
     ///
     /// # Errors
@@ -91,6 +92,43 @@ pub struct KernelTls {
     owes_update: AtomicBool,
     polls: AtomicU32,
     state: Mutex<State>,
+}
+
+/// The state of a [`KernelTls`], as plain data that a program can send to another process. The
+/// kernel has the keys.
+///
+/// To create one, change the fields of [`new`](Self::new).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelTlsState {
+    /// The cipher.
+    pub cipher: TlsCipher,
+    /// The bytes that the socket's send queue must have had before the stream ends, without the
+    /// overhead of the records under the present key.
+    pub sent: i64,
+    /// The peer has asked for a key update.
+    pub owes_update: bool,
+    /// The peer's stream has ended.
+    pub has_ended: bool,
+    /// This side has announced its end.
+    pub has_notified: bool,
+    /// This side sends nothing more.
+    pub is_write_over: bool,
+}
+
+impl KernelTlsState {
+    /// Returns the state of a connection on which nothing was sent or received.
+    #[must_use]
+    pub fn new(cipher: TlsCipher) -> Self {
+        Self {
+            cipher,
+            sent: 0,
+            owes_update: false,
+            has_ended: false,
+            has_notified: false,
+            is_write_over: false,
+        }
+    }
 }
 
 struct State {
@@ -149,24 +187,76 @@ impl KernelTls {
             Ok(sent) => sent,
             Err(error) => return Err((socket, error)),
         };
-        let socket = Arc::new(socket);
+        let records = Records::new(receive.cipher(), receive.next_record());
+        let state = KernelTlsState::new(send.cipher());
+        Ok(Self::build(socket, session, records, sent, &state))
+    }
+
+    /// Continues a connection from the [state](Self::state) that it had in another stream, which
+    /// may be in another process. Nothing may use the other one any more.
+    ///
+    /// # Errors
+    /// If the kernel has no TLS with this cipher on the socket.
+    pub fn resume(socket: TcpStream, state: &KernelTlsState, session: Box<dyn TlsSession>) -> io::Result<Self> {
+        let next = kernel_tls::next_record(&socket, Way::Receive, state.cipher)?;
+        let records = Records::new(state.cipher, next);
+        let sent = Sent::resume(state.cipher, state.sent);
+        // It is the number that a shutdown needs.
+        sent.next_record(&socket)?;
+        Ok(Self::build(socket, session, records, sent, state))
+    }
+
+    fn build(
+        socket: TcpStream,
+        session: Box<dyn TlsSession>,
+        records: Records,
+        sent: Sent,
+        state: &KernelTlsState,
+    ) -> Self {
+        let &KernelTlsState {
+            owes_update,
+            has_ended,
+            has_notified,
+            is_write_over,
+            ..
+        } = state;
         let state = State {
             session,
-            watch: Watch::of(&socket),
-            records: Records::new(receive),
+            watch: Watch::Found,
+            records,
             sent,
-            has_ended: false,
-            has_notified: false,
-            is_write_over: false,
+            has_ended,
+            has_notified,
+            is_write_over,
             fault: None,
             received: 0,
         };
-        Ok(Self {
-            socket,
-            owes_update: AtomicBool::new(false),
+        Self {
+            socket: Arc::new(socket),
+            owes_update: AtomicBool::new(owes_update),
             polls: AtomicU32::new(0),
             state: Mutex::new(state),
+        }
+    }
+
+    /// Returns what [`resume`](Self::resume) needs beside the socket and the session. Returns
+    /// `None` while a message of the peer is incomplete, and after a damaged record.
+    #[must_use]
+    pub fn state(&self) -> Option<KernelTlsState> {
+        let state = self.lock();
+        (state.records.is_between_messages() && state.fault.is_none()).then(|| KernelTlsState {
+            cipher: state.sent.cipher(),
+            sent: state.sent.bytes(),
+            owes_update: self.owes_update.load(Ordering::Relaxed),
+            has_ended: state.has_ended,
+            has_notified: state.has_notified,
+            is_write_over: state.is_write_over,
         })
+    }
+
+    /// Calls `look` with the session.
+    pub fn with_session<R>(&self, look: impl FnOnce(&mut dyn TlsSession) -> R) -> R {
+        look(&mut *self.lock().session)
     }
 
     /// Returns the socket, for its addresses and options. A caller must not read from it or write
@@ -187,41 +277,41 @@ impl KernelTls {
     /// Returns whether this side has announced its end (`close_notify`).
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.state().has_notified
+        self.lock().has_notified
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts data that was written or spliced into the socket.
     pub(crate) fn has_written(&self, bytes: u64) {
-        self.state().sent.content += bytes;
+        self.lock().sent.add(bytes);
     }
 
     /// Ready when there may be something to read, or the kernel has found a damaged record.
     pub(crate) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.socket.poll_read_ready(cx) {
-            Poll::Pending if self.state().watch.poll_found(cx) => Poll::Ready(Ok(())),
+            Poll::Pending if self.lock().watch.poll_found(cx) => Poll::Ready(Ok(())),
             ready => ready,
         }
     }
 
     /// Runs `read` if the socket counts as readable. `WouldBlock` clears its readiness.
     pub(crate) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        if !self.state().watch.has_found() {
+        if !self.lock().watch.has_found() {
             return self.socket.try_io(Interest::READABLE, read);
         }
         let outcome = read();
         if matches!(&outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-            self.state().watch = Watch::Over;
+            self.lock().watch.wait(&self.socket);
         }
         outcome
     }
 
     /// Returns whether a read has found the end of the peer's stream.
     pub(crate) fn is_at_end(&self) -> bool {
-        self.state().has_ended
+        self.lock().has_ended
     }
 
     /// Handles records without data. Before them, this many bytes of data had come. Returns whether
@@ -231,7 +321,7 @@ impl KernelTls {
     /// If they may not come, or are an alert.
     #[cold]
     pub(crate) fn on_records(&self, kind: u8, content: &[u8], data: Received) -> io::Result<bool> {
-        let mut state = self.state();
+        let mut state = self.lock();
         state.records.count(&self.socket, data)?;
         for meaning in state.records.read(kind, content)? {
             match meaning {
@@ -256,7 +346,7 @@ impl KernelTls {
     /// Records that a read has found the end of the connection.
     #[cold]
     pub(crate) fn has_ended(&self) {
-        self.state().end(false);
+        self.lock().end(false);
     }
 
     /// Tells the peer about a record that it should not have sent, and returns the error in words.
@@ -264,7 +354,7 @@ impl KernelTls {
     #[cold]
     pub(crate) fn explain(&self, error: io::Error) -> io::Error {
         let (alert, error) = records::fault(error);
-        let mut state = self.state();
+        let mut state = self.lock();
         if let Some(alert) = alert
             && state.may_send()
         {
@@ -283,7 +373,7 @@ impl KernelTls {
         let polls = self.polls.fetch_add(1, Ordering::Relaxed);
         let is_due = polls % POLLS_PER_LOOK == POLLS_PER_LOOK - 1
             && self
-                .state()
+                .lock()
                 .sent
                 .next_record(&self.socket)
                 .is_ok_and(|next| next >= RECORDS_PER_KEY);
@@ -304,7 +394,7 @@ impl KernelTls {
 
     #[cold]
     fn update(&self, send: impl FnOnce(u8, &[u8]) -> Poll<io::Result<()>>) {
-        let mut state = self.state();
+        let mut state = self.lock();
         if state.may_send() {
             let updated = match send(HANDSHAKE, &KEY_UPDATE) {
                 Poll::Pending => return,
@@ -322,12 +412,12 @@ impl KernelTls {
 
     /// Returns what a write has found out about the records of the peer.
     pub(crate) fn take_fault(&self) -> io::Result<()> {
-        self.state().fault.take().map_or(Ok(()), Err)
+        self.lock().fault.take().map_or(Ok(()), Err)
     }
 
     /// Checks that this side may still send.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
-        match self.state().may_send() {
+        match self.lock().may_send() {
             true => Ok(()),
             false => Err(io::ErrorKind::BrokenPipe.into()),
         }
@@ -358,7 +448,7 @@ impl State {
     }
 
     fn update_send_key(&mut self, socket: &TcpStream) -> io::Result<()> {
-        self.sent.content += KEY_UPDATE.len() as u64;
+        self.sent.add(KEY_UPDATE.len() as u64);
         let key = self.session.next_send_key()?;
         // The error must not look like one of a record.
         self.sent.set_key(socket, &key).map_err(io::Error::other)
@@ -384,11 +474,11 @@ impl AsyncRead for KernelTls {
             let is_end = match this.try_read(receive) {
                 Ok((Some(DATA) | None, bytes)) if bytes > 0 => {
                     buf.advance(bytes);
-                    this.state().received += bytes as u64;
+                    this.lock().received += bytes as u64;
                     return Poll::Ready(Ok(()));
                 }
                 Ok((Some(kind), length)) => {
-                    let received = Received::AsStream(this.state().received);
+                    let received = Received::AsStream(this.lock().received);
                     this.on_records(kind, &buf.initialize_unfilled()[..length], received)
                 }
                 Ok((None, _)) => {
@@ -438,7 +528,7 @@ impl AsyncWrite for KernelTls {
 impl KernelTls {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_owed(cx);
-        ready!(self.state().sent.poll_queued(cx, &self.socket))?;
+        ready!(self.lock().sent.poll_queued(cx, &self.socket))?;
         match ready!(self.poll_announce(cx)) {
             // The peer has ended its stream, and has left. It needs no announcement.
             Err(error) if self.is_at_end() && is_gone(&error) => Poll::Ready(Ok(())),
@@ -449,18 +539,18 @@ impl KernelTls {
     /// Ends the stream after its last byte.
     fn poll_announce(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let announces = {
-            let state = self.state();
+            let state = self.lock();
             state.may_send() && state.session.announces_end()
         };
         if announces {
             ready!(self.poll_send(cx, ALERT, &CLOSE_NOTIFY))?;
-            let mut state = self.state();
+            let mut state = self.lock();
             state.has_notified = true;
-            state.sent.content += CLOSE_NOTIFY.len() as u64;
+            state.sent.add(CLOSE_NOTIFY.len() as u64);
         }
         // Also after a poll that has sent the announcement.
-        ready!(self.state().sent.poll_queued(cx, &self.socket))?;
-        self.state().is_write_over = true;
+        ready!(self.lock().sent.poll_queued(cx, &self.socket))?;
+        self.lock().is_write_over = true;
         Poll::Ready(kernel_tls::shut_down(&self.socket))
     }
 }
@@ -486,7 +576,7 @@ impl fmt::Debug for KernelTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelTls")
             .field("socket", &self.socket)
-            .field("session", &self.state().session)
+            .field("session", &self.lock().session)
             .finish_non_exhaustive()
     }
 }

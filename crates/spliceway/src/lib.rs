@@ -170,7 +170,7 @@ pub use as_socket::{AsSocket, SocketRef, Spliceable};
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_with_options};
 pub use handles::{CancelHandle, RelayStats, RelayWaits};
 #[cfg(target_os = "linux")]
-pub use kernel_tls::{KernelTls, TlsSession};
+pub use kernel_tls::{KernelTls, KernelTlsState, TlsSession};
 pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;

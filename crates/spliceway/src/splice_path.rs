@@ -178,6 +178,11 @@ impl SplicePath {
         self.splicer.set_limit(bytes);
     }
 
+    /// Returns whether the last read of a source with TLS is not complete.
+    pub(crate) fn is_inside_read(&self) -> bool {
+        self.splicer.was_refused()
+    }
+
     pub(crate) fn in_flight(&self) -> usize {
         self.splicer.in_flight()
     }

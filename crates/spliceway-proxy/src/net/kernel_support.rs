@@ -66,17 +66,20 @@ impl KernelSupport {
             return Err(Switch::OldVersion);
         }
         let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
-        let cipher = match suite {
-            Some(CipherSuite::TLS13_AES_128_GCM_SHA256) => TlsCipher::Aes128Gcm,
-            Some(CipherSuite::TLS13_AES_256_GCM_SHA384) => TlsCipher::Aes256Gcm,
-            Some(CipherSuite::TLS13_CHACHA20_POLY1305_SHA256) => TlsCipher::ChaCha20Poly1305,
-            _ => return Err(Switch::NoCipher),
-        };
-        if self.ciphers.contains(&cipher) {
-            Ok(())
-        } else {
-            Err(Switch::NoCipher)
+        match suite.and_then(cipher) {
+            Some(cipher) if self.ciphers.contains(&cipher) => Ok(()),
+            _ => Err(Switch::NoCipher),
         }
+    }
+}
+
+/// Returns the cipher that the kernel would need.
+pub(crate) fn cipher(suite: CipherSuite) -> Option<TlsCipher> {
+    match suite {
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => Some(TlsCipher::Aes128Gcm),
+        CipherSuite::TLS13_AES_256_GCM_SHA384 => Some(TlsCipher::Aes256Gcm),
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => Some(TlsCipher::ChaCha20Poly1305),
+        _ => None,
     }
 }
 

@@ -1,10 +1,13 @@
-//! Gives a TLS connection from rustls to the kernel.
+//! Gives a TLS connection from rustls to the kernel, and such a connection to another process.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use rustls::{Connection, Side, SupportedCipherSuite};
-use spliceway::KernelTls;
+use rustls::{CipherSuite, Connection, Side, SupportedCipherSuite};
+use spliceway::{KernelTls, KernelTlsState};
+use tokio::net::TcpStream;
 
 use super::stream::Stream;
 use super::tls_stream::{Parts, TlsStream};
@@ -67,4 +70,51 @@ fn kernel_stream(parts: Parts<Stream>) -> Result<Box<KernelTls>, (Stream, io::Er
     session.set_cut(is_cut);
     let stream = KernelTls::new(socket, &send, &receive, Box::new(session));
     stream.map(Box::new).map_err(|(socket, error)| (socket.into(), error))
+}
+
+/// What another process needs to continue a connection, beside the socket.
+pub(crate) struct Left {
+    pub(crate) suite: CipherSuite,
+    pub(crate) state: KernelTlsState,
+    pub(crate) is_truncated: bool,
+    /// The secrets of what this side sends and receives.
+    pub(crate) secrets: [Vec<u8>; 2],
+}
+
+/// Returns what another process needs. Returns `None` while a message of the peer is incomplete,
+/// and after a damaged record.
+pub(crate) fn leave(stream: &KernelTls) -> Option<Left> {
+    let state = stream.state()?;
+    stream.with_session(|session| {
+        let session = (session as &mut dyn Any).downcast_ref::<KernelSession>()?;
+        Some(Left {
+            suite: session.suite(),
+            state,
+            is_truncated: session.is_truncated(),
+            secrets: session.secrets().map(<[u8]>::to_vec),
+        })
+    })
+}
+
+/// Continues a connection from another process. `is_truncated` becomes `true` if the peer ends
+/// without an announcement. If `is_cut` is `true` at the end of this side, this side does not
+/// announce it.
+///
+/// # Errors
+/// Returns an error if this program does not have the cipher suite, or the kernel does not have the
+/// connection.
+pub(crate) fn arrive(
+    socket: TcpStream,
+    suite: SupportedCipherSuite,
+    state: &KernelTlsState,
+    secrets: [&[u8]; 2],
+    is_truncated: Arc<AtomicBool>,
+    is_cut: Option<Arc<AtomicBool>>,
+) -> io::Result<Box<KernelTls>> {
+    let SupportedCipherSuite::Tls13(suite) = suite else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    let mut session = KernelSession::resume(suite, secrets, is_truncated)?;
+    session.set_cut(is_cut);
+    KernelTls::resume(socket, state, Box::new(session)).map(Box::new)
 }

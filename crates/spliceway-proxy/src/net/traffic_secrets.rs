@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
-use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, KeyLog, Side, Tls13CipherSuite};
+use rustls::{CipherSuite, ConnectionTrafficSecrets, ExtractedSecrets, KeyLog, Side, Tls13CipherSuite};
 use spliceway::{TlsCipher, TlsSession, TrafficKey};
+
+use super::kernel_support;
 
 /// The first secrets of both sides, which rustls logs at the end of the handshake.
 #[derive(Default)]
@@ -31,7 +33,6 @@ pub(super) struct KernelSession {
 struct Direction {
     suite: &'static Tls13CipherSuite,
     cipher: TlsCipher,
-    key_bytes: usize,
     /// The secret of the keys that are in force.
     secret: OkmBlock,
 }
@@ -120,6 +121,36 @@ impl KernelSession {
     pub(super) fn set_cut(&mut self, is_cut: Option<Arc<AtomicBool>>) {
         self.is_cut = is_cut;
     }
+
+    /// Continues a session with the [secrets](Self::secrets) that it had in another process.
+    ///
+    /// # Errors
+    /// Returns an error if they do not fit the cipher suite.
+    pub(super) fn resume(
+        suite: &'static Tls13CipherSuite,
+        [sent, received]: [&[u8]; 2],
+        is_truncated: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            send: Direction::resume(suite, sent)?,
+            receive: Direction::resume(suite, received)?,
+            is_truncated,
+            is_cut: None,
+        })
+    }
+
+    pub(super) fn suite(&self) -> CipherSuite {
+        self.send.suite.common.suite
+    }
+
+    /// Returns the secrets of what this side sends and receives.
+    pub(super) fn secrets(&self) -> [&[u8]; 2] {
+        [self.send.secret.as_ref(), self.receive.secret.as_ref()]
+    }
+
+    pub(super) fn is_truncated(&self) -> bool {
+        self.is_truncated.load(Ordering::Relaxed)
+    }
 }
 
 impl TlsSession for KernelSession {
@@ -154,18 +185,14 @@ impl Direction {
         secret: OkmBlock,
         (next_record, extracted): &(u64, ConnectionTrafficSecrets),
     ) -> io::Result<(TrafficKey, Self)> {
-        let (cipher, key, iv) = match extracted {
-            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (TlsCipher::Aes128Gcm, key, iv),
-            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (TlsCipher::Aes256Gcm, key, iv),
-            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (TlsCipher::ChaCha20Poly1305, key, iv),
-            _ => return Err(io::Error::other("the kernel has no such cipher")),
+        let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv }) = extracted
+        else {
+            return Err(no_cipher());
         };
-        let mut direction = Self {
-            suite,
-            cipher,
-            key_bytes: key.as_ref().len(),
-            secret,
-        };
+        let cipher = kernel_support::cipher(suite.common.suite).ok_or_else(no_cipher)?;
+        let mut direction = Self { suite, cipher, secret };
         for _ in 0..=UPDATES_MAX {
             let derived = direction.key(*next_record)?;
             if derived.key() == key.as_ref() && derived.iv() == iv.as_ref() {
@@ -176,10 +203,19 @@ impl Direction {
         Err(io::Error::other("the keys have been updated too often"))
     }
 
+    fn resume(suite: &'static Tls13CipherSuite, secret: &[u8]) -> io::Result<Self> {
+        let cipher = kernel_support::cipher(suite.common.suite).ok_or_else(no_cipher)?;
+        if secret.len() != suite.common.hash_provider.output_len() {
+            return Err(io::Error::other("a secret of TLS has another length"));
+        }
+        let secret = OkmBlock::new(secret);
+        Ok(Self { suite, cipher, secret })
+    }
+
     /// Returns the keys in force (RFC 8446, 7.3).
     fn key(&self, next_record: u64) -> io::Result<TrafficKey> {
         let expander = self.suite.hkdf_provider.expander_for_okm(&self.secret);
-        let mut key = vec![0; self.key_bytes];
+        let mut key = vec![0; self.cipher.key_len()];
         expand(&*expander, "key", &mut key)?;
         let mut iv = [0; IV_BYTES];
         expand(&*expander, "iv", &mut iv)?;
@@ -201,6 +237,10 @@ impl Debug for Direction {
             .field("cipher", &self.cipher)
             .finish_non_exhaustive()
     }
+}
+
+fn no_cipher() -> io::Error {
+    io::Error::other("the kernel has no such cipher")
 }
 
 /// HKDF-Expand-Label with an empty context (RFC 8446, 7.1).

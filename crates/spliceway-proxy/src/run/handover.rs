@@ -28,6 +28,7 @@ mod owner;
 mod sessions;
 mod state;
 mod take;
+mod tls;
 mod trouble;
 
 use std::ffi::OsString;

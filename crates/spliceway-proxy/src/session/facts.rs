@@ -53,11 +53,11 @@ pub(crate) struct Facts {
     /// The name of a server that a TLS client stated.
     pub(crate) server_name: Option<Box<str>>,
     /// What the client and this program have agreed on, if the program terminates the client's TLS.
-    pub(super) tls: Option<Box<TlsFacts>>,
+    pub(crate) tls: Option<Box<TlsFacts>>,
     /// What the target and this program have agreed on, if the target speaks TLS.
-    pub(super) target_tls: Option<Box<TargetTls>>,
+    pub(crate) target_tls: Option<Box<TargetTls>>,
     /// Whether the kernel has the TLS of the client, and of the target or the upstream proxy.
-    pub(super) in_kernel: [bool; 2],
+    pub(crate) in_kernel: [bool; 2],
     pub(crate) target: Option<Target>,
     /// Why the rules would refuse the target, if the service only learns.
     pub(crate) would_deny: Option<Refusal>,
@@ -91,6 +91,8 @@ pub(crate) struct Facts {
 pub(super) enum HandoverState {
     #[default]
     Impossible,
+    /// It will be possible when the kernel has the TLS of the session.
+    Later,
     /// This task can suspend the relay of the session.
     Possible(Waker),
     /// The task of the session sends its suspended relay, or drops the sender.
@@ -149,6 +151,11 @@ impl Session {
         self.facts().handover = HandoverState::Possible(task.clone());
     }
 
+    /// Records that the session may be handed over when the kernel has its TLS.
+    pub(super) fn moves_later(&self) {
+        self.facts().handover = HandoverState::Later;
+    }
+
     /// Returns where to send the suspended relay, if another process asks for the session.
     pub(super) fn take_handover_request(&self) -> Option<oneshot::Sender<Offer>> {
         if !self.handover_requested.load(Ordering::Relaxed) {
@@ -156,7 +163,7 @@ impl Session {
         }
         match std::mem::take(&mut self.facts().handover) {
             HandoverState::Requested(sender) => Some(sender),
-            HandoverState::Impossible | HandoverState::Possible(_) => None,
+            HandoverState::Impossible | HandoverState::Later | HandoverState::Possible(_) => None,
         }
     }
 
@@ -270,8 +277,8 @@ impl Facts {
         match &self.phase {
             Phase::Handshake | Phase::Dial => "after an upgrade, this session had no relay that could move",
             Phase::Datagrams(_) => "after an upgrade, datagrams stay in the old process, which has ended",
-            Phase::Relay(..) if self.tls.is_some() || self.target_tls.is_some() => {
-                "after an upgrade, sessions with TLS stay in the old process, which has ended"
+            Phase::Relay(..) if self.has_tls_outside_kernel() => {
+                "after an upgrade, TLS that the kernel does not have stays in the old process, which has ended"
             }
             Phase::Relay(..) | Phase::Followed(_) => {
                 "after an upgrade, this session stayed in the old process, which has ended"
@@ -283,6 +290,16 @@ impl Facts {
     pub(crate) fn tls_version(&self) -> Option<&'static str> {
         let agreed = self.tls.as_ref().and_then(|tls| tls.agreed.as_ref());
         agreed.map(|agreed| agreed.version)
+    }
+
+    /// Returns whether the session cannot be handed over now, and perhaps later.
+    pub(crate) fn may_move_later(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Dial) || matches!(self.handover, HandoverState::Later)
+    }
+
+    fn has_tls_outside_kernel(&self) -> bool {
+        let [client, target] = self.in_kernel;
+        self.tls.is_some() && !client || self.target_tls.is_some() && !target
     }
 
     /// Returns whose TLS the kernel has.

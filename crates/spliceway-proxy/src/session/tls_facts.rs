@@ -11,12 +11,12 @@ use spliceway_protocol::proxy;
 
 /// What is known about the TLS of a session.
 #[derive(Default)]
-pub(super) struct TlsFacts {
+pub(crate) struct TlsFacts {
     /// `None` if the handshake has failed.
-    pub(super) agreed: Option<Agreed>,
+    pub(crate) agreed: Option<Agreed>,
     /// The certificate of a client whose handshake has failed. Nothing is proven.
-    pub(super) shown: Option<Box<ClientCert>>,
-    pub(super) is_truncated: Arc<AtomicBool>,
+    pub(crate) shown: Option<Box<ClientCert>>,
+    pub(crate) is_truncated: Arc<AtomicBool>,
 }
 
 impl TlsFacts {

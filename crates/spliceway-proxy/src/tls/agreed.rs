@@ -53,7 +53,7 @@ impl Agreed {
 
 /// Returns the name in the registry of IANA, which other programs show. rustls has names of its own
 /// for the suites of TLS 1.3.
-pub(super) fn iana_name(suite: CipherSuite) -> &'static str {
+pub(crate) fn iana_name(suite: CipherSuite) -> &'static str {
     match suite {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => "TLS_AES_128_GCM_SHA256",
         CipherSuite::TLS13_AES_256_GCM_SHA384 => "TLS_AES_256_GCM_SHA384",

@@ -8,6 +8,7 @@ mod doctor;
 mod folder;
 mod hostile;
 mod kernel;
+mod kernel_upgrade;
 mod leaving;
 mod originate;
 mod outside;

@@ -56,14 +56,20 @@ pub(super) struct Records {
 }
 
 impl Records {
-    pub(super) fn new(key: &TrafficKey) -> Self {
+    /// Counts from the record with this number.
+    pub(super) fn new(cipher: TlsCipher, next_record: u64) -> Self {
         Self {
             begun: (0, Vec::new()),
             without_data: 0,
             data: Received::AsStream(0),
-            counted: key.next_record(),
-            cipher: key.cipher(),
+            counted: next_record,
+            cipher,
         }
+    }
+
+    /// Returns whether the next record begins a message.
+    pub(super) fn is_between_messages(&self) -> bool {
+        self.begun.1.is_empty()
     }
 
     /// The peer's next record is the first one under this key.
@@ -86,7 +92,7 @@ impl Records {
             self.without_data += records;
         } else {
             let is_same_count = std::mem::discriminant(&data) == std::mem::discriminant(&self.data);
-            if is_same_count && !self.begun.1.is_empty() {
+            if is_same_count && !self.is_between_messages() {
                 return Err(unexpected("data inside a message"));
             }
             // Some of the records had data.

@@ -21,33 +21,37 @@ const SLOWEST_LOOK: Duration = Duration::from_millis(64);
 /// A FIN would overtake a record of which only a part is in the send queue.
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// The content of all records.
-    pub(super) content: u64,
-    /// Bytes that had been queued before the kernel encrypted.
-    before: u64,
-    /// Records under earlier keys.
-    earlier: u64,
-    /// The number of the first record under the key.
-    first: u64,
+    /// The bytes that the send queue must have had, without the overhead of all records of the
+    /// present key: the number of the next record tells how many there are. Negative if the key
+    /// came with a number.
+    bytes: i64,
     cipher: TlsCipher,
     look: Option<(Pin<Box<Sleep>>, Duration)>,
 }
 
 impl Sent {
     pub(super) fn new(socket: &TcpStream, key: &TrafficKey) -> io::Result<Self> {
-        Ok(Self {
-            content: 0,
-            before: kernel_tls::queued(socket)?,
-            earlier: 0,
-            first: key.next_record(),
-            cipher: key.cipher(),
-            look: None,
-        })
+        let bytes = signed(kernel_tls::queued(socket)?) - overhead(key.next_record());
+        Ok(Self::resume(key.cipher(), bytes))
     }
 
-    /// Returns the number of records that the kernel has sent under the key.
-    fn records(&self, socket: &TcpStream) -> io::Result<u64> {
-        Ok(self.next_record(socket)? - self.first)
+    /// Continues from these [`bytes`](Self::bytes).
+    pub(super) fn resume(cipher: TlsCipher, bytes: i64) -> Self {
+        let look = None;
+        Self { bytes, cipher, look }
+    }
+
+    pub(super) fn bytes(&self) -> i64 {
+        self.bytes
+    }
+
+    pub(super) fn cipher(&self) -> TlsCipher {
+        self.cipher
+    }
+
+    /// Counts content that was given to the kernel.
+    pub(super) fn add(&mut self, content: u64) {
+        self.bytes += signed(content);
     }
 
     /// Returns the number of the next record under the key.
@@ -57,9 +61,9 @@ impl Sent {
 
     /// Gives the kernel the next key of this side.
     pub(super) fn set_key(&mut self, socket: &TcpStream, key: &TrafficKey) -> io::Result<()> {
-        self.earlier += self.records(socket)?;
+        let earlier = overhead(self.next_record(socket)?);
         kernel_tls::set_key(socket, Way::Send, key)?;
-        self.first = key.next_record();
+        self.bytes += earlier - overhead(key.next_record());
         Ok(())
     }
 
@@ -67,8 +71,8 @@ impl Sent {
     /// outside of the queue.
     pub(super) fn poll_queued(&mut self, cx: &mut Context<'_>, socket: &TcpStream) -> Poll<io::Result<()>> {
         loop {
-            let records = self.earlier + self.records(socket)?;
-            if kernel_tls::queued(socket)? >= self.before + self.content + OVERHEAD * records {
+            let all = self.bytes + overhead(self.next_record(socket)?);
+            if signed(kernel_tls::queued(socket)?) >= all {
                 self.look = None;
                 return Poll::Ready(Ok(()));
             }
@@ -86,4 +90,12 @@ impl Sent {
             timer.as_mut().reset(Instant::now() + *interval);
         }
     }
+}
+
+fn overhead(records: u64) -> i64 {
+    signed(OVERHEAD * records)
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("no connection sends as many bytes")
 }

@@ -1,6 +1,7 @@
 //! Notices a damaged record.
 
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context;
@@ -12,19 +13,21 @@ use tokio::net::TcpStream;
 /// tokio does not take that for something to read.
 pub(super) enum Watch {
     Waiting(Pin<Box<dyn Future<Output = ()> + Send + Sync>>),
-    /// The socket has reported an error, which a read may find.
+    /// A read may find something, whatever the socket says about its readiness: its error, or, at
+    /// the beginning, a record about which `poll` is silent.
     Found,
-    /// A read has found nothing. The error may be another one, such as a message in the error
-    /// queue, and the socket would report it for ever.
-    Over,
 }
 
 impl Watch {
-    pub(super) fn of(socket: &Arc<TcpStream>) -> Self {
+    /// Waits for the next error. A read has found nothing, because the last error was another one,
+    /// such as a message in the error queue.
+    pub(super) fn wait(&mut self, socket: &Arc<TcpStream>) {
+        // The readiness would stay.
+        let _ = socket.try_io(Interest::ERROR, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         let socket = Arc::clone(socket);
-        Self::Waiting(Box::pin(async move {
+        *self = Self::Waiting(Box::pin(async move {
             let _ = socket.ready(Interest::ERROR).await;
-        }))
+        }));
     }
 
     /// Returns whether there is an error. If not, the task is polled again when there is.
@@ -47,7 +50,6 @@ impl fmt::Debug for Watch {
         f.write_str(match self {
             Self::Waiting(_) => "Waiting",
             Self::Found => "Found",
-            Self::Over => "Over",
         })
     }
 }

@@ -85,10 +85,13 @@ where
     B: AsyncRead + AsyncWrite + Unpin,
 {
     /// Returns whether the relay can be suspended. A relay that has ended, failed or been cancelled
-    /// cannot: it finishes, if anything is left to do, within the deadlines that apply to that.
+    /// cannot: it finishes, if anything is left to do, within the deadlines that apply to that. A
+    /// relay that is inside of a read from a [`KernelTls`](crate::KernelTls) can after its next
+    /// poll.
     pub fn can_suspend(&self) -> bool {
-        let shared = &self.directions.shared;
-        self.salvage.is_none() && shared.end.get().is_none() && !shared.cancel.is_asked()
+        let Directions { a_to_b, b_to_a, shared } = &self.directions;
+        let has_ended = self.salvage.is_some() || shared.end.get().is_some() || shared.cancel.is_asked();
+        !(has_ended || a_to_b.is_inside_read() || b_to_a.is_inside_read())
     }
 
     /// Stops the relay at any point, so that [`resume`](Relay::resume) can continue.
@@ -128,7 +131,7 @@ where
     /// starts with copies. A place in the queue of a [`RateLimit`](crate::RateLimit).
     pub fn suspend(mut self) -> io::Result<SuspendedRelay<A, B>> {
         if !self.can_suspend() {
-            let why = "the relay has ended, failed or been cancelled";
+            let why = "the relay has ended, failed or been cancelled, or is inside of a read";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         self.directions.stop_waiting();

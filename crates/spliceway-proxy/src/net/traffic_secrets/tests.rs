@@ -169,12 +169,31 @@ fn the_next_key_is_the_one_of_rustls() {
         let mut direction = Direction {
             suite,
             cipher: after.cipher(),
-            key_bytes: after.key().len(),
             secret,
         };
         direction.update();
         let next = direction.key(after.next_record()).unwrap();
         assert_equal(&next, &after);
+    }
+}
+
+#[test]
+fn a_session_continues_in_another_process_with_the_same_keys() {
+    for suite in suites() {
+        let (client, _) = connected(suite);
+        let (_, _, mut here) = client.session().unwrap();
+        here.next_send_key().unwrap();
+        let secrets = here.secrets().map(<[u8]>::to_vec);
+        let SupportedCipherSuite::Tls13(suite) = suite else {
+            panic!("the version is 1.3");
+        };
+        let there = |secrets: [&[u8]; 2]| KernelSession::resume(suite, secrets, Arc::default());
+        let mut resumed = there(secrets.each_ref().map(|secret| &secret[..])).unwrap();
+        assert_eq!(resumed.suite(), here.suite());
+        assert_equal(&resumed.next_send_key().unwrap(), &here.next_send_key().unwrap());
+        assert_equal(&resumed.next_receive_key().unwrap(), &here.next_receive_key().unwrap());
+        let short = &secrets[0][1..];
+        assert!(there([short, &secrets[1]]).is_err() && there([&secrets[0], short]).is_err());
     }
 }
 

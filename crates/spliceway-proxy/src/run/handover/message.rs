@@ -9,6 +9,7 @@ use spliceway::{DirectionStage, DirectionSummary, Peer, Reason, RelayState, Rela
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
+use super::tls::TlsMessage;
 use crate::kit::refusal::Refusal;
 use crate::session::Facts;
 
@@ -43,7 +44,8 @@ pub(super) enum ToNew {
     /// The totals of an older process.
     Status,
     /// Two descriptors: the client and the target of a session. The data is the bytes in flight, up
-    /// and then down.
+    /// and then down, and then the secrets of TLS. A program that does not know these secrets
+    /// refuses the session, because there are too many bytes.
     Session(Box<SessionMessage>),
     /// Accept clients, because the old process accepts none any more. The data is the counters
     /// so far.
@@ -100,6 +102,7 @@ pub(super) struct SessionMessage {
     pub(super) shown_idle_us: Option<u64>,
     /// What the innermost rate limit allows or owes, for bytes from and to the client.
     pub(super) rates: [Option<i64>; 2],
+    pub(super) tls: TlsMessage,
 }
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -198,10 +201,11 @@ impl SessionMessage {
         bytes.fold(self.ahead, u64::saturating_add)
     }
 
-    /// Returns the state of the relay. `data` has the bytes in flight. Returns `None` if their
-    /// number is wrong.
-    pub(super) fn state(&self, data: &[u8]) -> Option<RelayState> {
-        let (up, down) = data.split_at_checked(self.up.in_flight)?;
+    /// Returns the state of the relay, and the secrets of TLS. `data` has the bytes in flight before
+    /// them. Returns `None` if their number is wrong.
+    pub(super) fn state<'a>(&self, data: &'a [u8]) -> Option<(RelayState, &'a [u8])> {
+        let (up, data) = data.split_at_checked(self.up.in_flight)?;
+        let (down, secrets) = data.split_at_checked(self.down.in_flight)?;
         let mut state = RelayState::default();
         state.a_to_b = self.up.suspended(up)?;
         state.b_to_a = self.down.suspended(down)?;
@@ -210,7 +214,7 @@ impl SessionMessage {
             Side::Client => Peer::A,
             Side::Target => Peer::B,
         });
-        Some(state)
+        (secrets.len() == self.tls.secrets_len()).then_some((state, secrets))
     }
 }
 
@@ -339,7 +343,7 @@ mod tests {
                 let sent = SessionMessage::new(&facts, &state);
                 let json = serde_json::to_string(&sent).unwrap();
                 let received: SessionMessage = serde_json::from_str(&json).unwrap();
-                assert_eq!(received.state(b"updown"), Some(state.clone()));
+                assert_eq!(received.state(b"updown"), Some((state.clone(), &[][..])));
                 let had = received.facts();
                 assert_eq!((had.client, had.user, had.ahead), (facts.client, facts.user, 9));
                 assert_eq!(had.protocol.map(Spoken::name), Some("http"));
@@ -366,7 +370,7 @@ mod tests {
             ..SessionMessage::default()
         };
         assert_eq!(*session, expected);
-        assert_eq!(session.state(b""), Some(RelayState::default()));
+        assert_eq!(session.state(b""), Some((RelayState::default(), &[][..])));
         assert!(serde_json::from_str::<ToOld>(r#"{"later":{}}"#).is_err());
     }
 }

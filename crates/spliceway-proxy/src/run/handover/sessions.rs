@@ -1,5 +1,6 @@
 //! Sends the sessions in relay to the new process, some at a time.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +13,12 @@ use super::link::NotSent;
 use super::message::{SessionMessage, ToNew, ToOld, micros};
 use super::new_process::NewProcess;
 use super::owner::{Answer, Giver};
+use super::tls;
 use super::trouble::{Stopped, Trouble};
 use crate::kit::harmless::reason;
 use crate::monitor::overview::Overview;
 use crate::run::drain::shown;
-use crate::session::{Offer, Phase, Session, Sessions};
+use crate::session::{Offer, Session, Sessions};
 
 /// The time in which the task of a session must suspend its relay. A worker may be busy.
 pub(super) const SUSPEND: Duration = Duration::from_secs(1);
@@ -124,7 +126,13 @@ async fn send(new: &mut NewProcess, session: &Session, offer: Offer) -> Result<R
     message.age_us = micros(session.started.elapsed());
     message.shown_idle_us = session.facts().idle(suspended).map(micros);
     message.rates = ends.rates.balances();
-    let data = [&ends.state.a_to_b.in_flight[..], &ends.state.b_to_a.in_flight];
+    let Some((tls, secrets)) = tls::leave(&session.facts(), [&ends.client, &ends.upstream]) else {
+        return Ok(Err(NotSent::Refused(io::Error::other(
+            "a message of TLS is not complete",
+        ))));
+    };
+    message.tls = tls;
+    let data = [&ends.state.a_to_b.in_flight[..], &ends.state.b_to_a.in_flight, &secrets];
     let sockets = [ends.client.as_fd(), ends.upstream.as_fd()];
     let (id, mut giver) = (session.id, Giver::default());
     let message = ToNew::Session(Box::new(message));
@@ -178,7 +186,7 @@ impl Left {
         let mut all = overview.process.sessions.slices(0).flatten();
         Self {
             count: overview.process.sessions.len(),
-            may_move: all.any(|(_, session)| matches!(session.facts().phase, Phase::Handshake | Phase::Dial)),
+            may_move: all.any(|(_, session)| session.facts().may_move_later()),
             limit: overview.settings().map_or(Duration::ZERO, |settings| settings.drain),
         }
     }

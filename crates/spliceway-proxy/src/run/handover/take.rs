@@ -339,7 +339,7 @@ fn add(data: &[u8], overview: &Overview) {
 
 /// Builds everything that the session needs. Nothing of it passes a byte.
 fn build(
-    message: SessionMessage,
+    mut message: SessionMessage,
     data: &[u8],
     descriptors: Vec<OwnedFd>,
     overview: &Overview,
@@ -347,11 +347,12 @@ fn build(
     let [client, upstream] = <[OwnedFd; 2]>::try_from(descriptors)
         .map_err(|missing| io::Error::other(format!("{} of 2 sockets arrived", missing.len())))?;
     let service = service(&message.service, overview)?;
-    let state = message
+    let (state, secrets) = message
         .state(data)
         .ok_or_else(|| io::Error::other("bytes are missing"))?;
-    let (client, upstream) = (stream(client)?, stream(upstream)?);
-    let facts = message.facts();
+    let mut facts = message.facts();
+    let ends = [stream(client)?, stream(upstream)?];
+    let [client, upstream] = std::mem::take(&mut message.tls).arrive(ends, secrets, &mut facts)?;
     let address = facts.client.map(|client| client.ip());
     let balances = message.rates;
     let mut permit = overview.process.admission.readmit();

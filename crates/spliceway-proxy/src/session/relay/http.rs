@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::answering::{Answering, Failed, Upload};
 use super::ends::{new_relay, options, pass_truncations};
+use super::kernel::stay;
 use super::plain::pass_reset;
 use super::request_body::RequestBody;
 use crate::access::rates::SessionRates;
@@ -60,6 +61,8 @@ impl Exchange {
             self.admitted.client.get_ref(),
             &self.target.stream,
         );
+        let ends = [self.admitted.client.get_mut(), &mut self.target.stream];
+        ends.into_iter().for_each(stay);
         pass_truncations(self.admitted.client.get_mut(), &mut self.target.stream);
         let is_in_chunks = matches!(self.rest, Remaining::Chunks(_));
         let guard = &mut record.guard;

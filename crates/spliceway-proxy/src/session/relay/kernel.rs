@@ -73,12 +73,20 @@ impl Switching {
             if passed.a_to_b.bytes.max(passed.b_to_a.bytes) < self.after_bytes {
                 return false;
             }
-            self.stage = Stage::Requested;
-            self.requests.iter().for_each(|request| request.make());
+            self.begin();
         }
         // Each end is asked.
         let stopped = self.requests.iter().filter(|request| request.take_stop());
         stopped.count() > 0
+    }
+
+    /// Asks the ends to stop. Returns whether they still may.
+    pub(super) fn begin(&mut self) -> bool {
+        if self.stage == Stage::Early {
+            self.stage = Stage::Requested;
+            self.requests.iter().for_each(|request| request.make());
+        }
+        self.stage == Stage::Requested
     }
 
     /// Lets the ends continue. The session never switches.

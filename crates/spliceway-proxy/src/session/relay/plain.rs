@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::stream::Stream;
 use crate::session::byte_counter::{ByteCounter, ByteSource, poll_counted};
+use crate::session::facts::Session;
 use crate::session::handover::{Offer, Suspended};
 use crate::session::linger::linger;
 use crate::session::record::Record;
@@ -36,25 +38,44 @@ pub(super) struct Bounds {
     pub(super) offer: fn(Suspended, oneshot::Sender<Offer>, Record) -> Step,
 }
 
-/// Relays between streams that have a state in this process, so no other process can continue.
+/// Relays if an end speaks TLS. While this process has the state of an end, no other one can
+/// continue.
 pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mut record: Record) -> Step {
     let Bounds {
-        options, rates, mirror, ..
+        options,
+        state,
+        rates,
+        mirror,
+        offer,
     } = bounds;
     Step::new(async move {
-        count_others(&client, &upstream, &record.guard);
         // A relay that is resumed has no mirror.
         let may_switch = mirror.is_none();
         if !may_switch {
             stay(&mut client);
             stay(&mut upstream);
         }
-        let mut beginning = Beginning::New(options, mirror);
+        let mut beginning = match state {
+            Some(state) => Beginning::Resumed(options, state),
+            None => {
+                count_others(&client, &upstream, &record.guard);
+                Beginning::New(options, mirror)
+            }
+        };
         let ended = loop {
             let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
             let state = match run(&mut client, &mut upstream, beginning, switching, &mut record).await {
                 Ok(Paused::Ended(ended)) => break ended,
-                Ok(Paused::Suspended(state)) => state,
+                Ok(Paused::ToSwitch(state)) => state,
+                Ok(Paused::Requested(to, state)) => {
+                    let suspended = Suspended {
+                        client,
+                        upstream,
+                        state: *state,
+                        rates,
+                    };
+                    return Some(offer(suspended, to, record));
+                }
                 Err(error) => {
                     record.end(lost(&error));
                     return None;
@@ -86,7 +107,7 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
     })
 }
 
-/// How a relay begins between streams that have a state in this process.
+/// How such a relay begins.
 enum Beginning {
     New(RelayOptions, Option<Mirror>),
     Resumed(RelayOptions, Box<RelayState>),
@@ -96,10 +117,13 @@ enum Beginning {
 enum Paused {
     Ended(Result<RelaySummary, RelayError>),
     /// An end may be in the kernel from now on.
-    Suspended(Box<RelayState>),
+    ToSwitch(Box<RelayState>),
+    /// Another process asks for the session.
+    Requested(oneshot::Sender<Offer>, Box<RelayState>),
 }
 
-/// Relays until the streams end, or until the kernel can take one of them over.
+/// Relays until the streams end, until the kernel can take one of them over, or until another
+/// process asks for the session.
 async fn run(
     client: &mut Stream,
     upstream: &mut Stream,
@@ -107,6 +131,12 @@ async fn run(
     mut switching: Option<Switching>,
     record: &mut Record,
 ) -> io::Result<Paused> {
+    let ends = [&*client, upstream].map(|end| match end {
+        Stream::Tls(end) => end.switch_request().map(|_| false),
+        Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => Some(true),
+    });
+    // `None` if an end stays in this process.
+    let can_move = ends[0].zip(ends[1]).map(|(client, upstream)| client && upstream);
     // The relay passes a reset on to an end that is a socket.
     let (client, upstream) = (Spliceable::new(client), Spliceable::new(upstream));
     let guard = &mut record.guard;
@@ -115,30 +145,70 @@ async fn run(
         Beginning::Resumed(options, state) => resumed_relay(client, upstream, options, *state, guard),
     };
     let stats = relay.stats();
-    let mut counter = ByteCounter::new(guard.session(), ByteSource::Relay(relay.stats()));
-    let ended = poll_fn(|cx| {
+    let session = Arc::clone(guard.session());
+    let mut counter = ByteCounter::new(&session, ByteSource::Relay(relay.stats()));
+    let mut is_allowed = false;
+    let to = poll_fn(|cx| {
         loop {
             let polled = poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx));
             if let Poll::Ready(ended) = polled {
-                return Poll::Ready(Some(ended));
+                return Poll::Ready(Err(ended));
+            }
+            let to = can_move.and_then(|_| requested(&session, &mut is_allowed, &relay, cx));
+            if can_move == Some(true) && to.is_some() {
+                return Poll::Ready(Ok(to));
             }
             let Some(switching) = &mut switching else {
                 return Poll::Pending;
             };
+            // A session in the kernel can move.
+            if to.is_some() && switching.begin() {
+                session.moves_later();
+                continue;
+            }
             if !switching.has_stopped(&stats) {
                 return Poll::Pending;
             }
             if relay.can_suspend() {
-                return Poll::Ready(None);
+                return Poll::Ready(Ok(None));
             }
             switching.give_up();
         }
     })
     .await;
-    match ended {
-        Some(ended) => Ok(Paused::Ended(ended)),
-        None => Ok(Paused::Suspended(Box::new(relay.suspend()?.state))),
+    let to = match to {
+        Ok(to) => to,
+        Err(ended) => return Ok(Paused::Ended(ended)),
+    };
+    let state = Box::new(relay.suspend()?.state);
+    Ok(match to {
+        Some(to) => Paused::Requested(to, state),
+        None => Paused::ToSwitch(state),
+    })
+}
+
+/// Lets another process ask for the session. Returns where to send it, if one has asked and the
+/// relay can be suspended.
+fn requested<A, B>(
+    session: &Session,
+    is_allowed: &mut bool,
+    relay: &Relay<A, B>,
+    cx: &Context<'_>,
+) -> Option<oneshot::Sender<Offer>>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    if !*is_allowed {
+        *is_allowed = true;
+        session.allow_handover(cx.waker());
     }
+    let to = session.take_handover_request()?;
+    if relay.can_suspend() {
+        return Some(to);
+    }
+    session.allow_handover(cx.waker());
+    None
 }
 
 /// Resets both ends of a session whose keys are lost.
@@ -278,18 +348,10 @@ where
         if let Some(spin) = &mut self.spin {
             spin.after_poll(cx);
         }
-        let session = self.record.guard.session();
-        if !self.is_allowed {
-            self.is_allowed = true;
-            session.allow_handover(cx.waker());
+        match requested(self.record.guard.session(), &mut self.is_allowed, &self.relay, cx) {
+            Some(to) => Poll::Ready(Stopped::Requested(to)),
+            None => Poll::Pending,
         }
-        if let Some(to) = session.take_handover_request() {
-            if self.relay.can_suspend() {
-                return Poll::Ready(Stopped::Requested(to));
-            }
-            session.allow_handover(cx.waker());
-        }
-        Poll::Pending
     }
 }
 

@@ -16,7 +16,7 @@ use crate::harness::{
 };
 
 /// The kernel seems to have TLS until it gets a socket, which it refuses.
-const PROBED: (&str, &str) = ("SPLICEWAY_TEST_KTLS_PROBED", "1");
+pub(super) const PROBED: (&str, &str) = ("SPLICEWAY_TEST_KTLS_PROBED", "1");
 
 /// The bytes in each direction of a test in an emulated kernel.
 const SOME: usize = 1 << 20;
@@ -31,13 +31,13 @@ pub(super) fn can_switch() -> bool {
 }
 
 /// Returns whether the kernel has no TLS at all.
-fn refuses_sockets() -> bool {
+pub(super) fn refuses_sockets() -> bool {
     KernelTls::probe(TlsCipher::Aes128Gcm).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Starts a forwarder that gives connections to the kernel after `after` bytes. Returns `None` if
 /// the kernel cannot take them.
-fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
+pub(super) fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
     can_switch().then(|| Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &arguments(target, more)))
 }
 
@@ -46,7 +46,7 @@ pub(super) fn switched(program: &Program) -> u64 {
 }
 
 /// The arguments of a forwarder that may give TLS to the kernel.
-fn arguments<'a>(target: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(super) fn arguments<'a>(target: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let all = ["forward", "-l", "127.0.0.1:0", "-r", target, "--metrics", "127.0.0.1:0"];
     [&all[..], &["--ktls", "on"], more].concat()
 }

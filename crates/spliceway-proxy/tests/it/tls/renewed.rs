@@ -122,7 +122,8 @@ fn a_session_that_an_upgrade_cuts_is_announced_and_has_its_cause() {
     let fate = " finishes 1 session that cannot move: it is cut after 100ms";
     assert!(line.contains(fate), "{line}");
     let record = program.line("end=drained");
-    let cause = "cause=\"after an upgrade, sessions with TLS stay in the old process, which has ended\"";
+    let cause =
+        "cause=\"after an upgrade, TLS that the kernel does not have stays in the old process, which has ended\"";
     assert!(record.contains(cause), "{record}");
     program.line("stopped: cut 1 session");
     program.exit();
