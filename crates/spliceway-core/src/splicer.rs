@@ -108,8 +108,7 @@ impl Splicer {
     /// Between two pipes, a packet (`O_DIRECT`) stays a packet. A peer that reads only a part of it
     /// from the sink loses the rest. The splicer cannot detect packets in advance.
     ///
-    /// The splicer makes a pipe non-blocking before it uses it, because `read(2)` and `write(2)`
-    /// have no flag for this.
+    /// The splicer makes a pipe non-blocking, because `read(2)` and `write(2)` have no flag for it.
     #[must_use]
     pub fn between(source: EndKind, sink: EndKind, engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         let mut splicer = Self::new(engine, pipe_size, pool);
@@ -170,8 +169,7 @@ impl Splicer {
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
     }
 
-    /// Returns whether TLS in the kernel has refused the last splice. Only the next read of this
-    /// splicer can tell why.
+    /// Returns whether the kernel's TLS has refused a splice, and only the next read can tell why.
     #[must_use]
     pub fn was_refused(&self) -> bool {
         self.transfer.was_refused()
@@ -366,14 +364,12 @@ impl Splicer {
         Ok(ReadOutcome::Open)
     }
 
-    /// Does the same as [`recv`](Self::recv) for a socket with TLS in the kernel, which keeps the
-    /// rest of a record.
+    /// Does the same for a socket with TLS in the kernel, which keeps the rest of a record.
     fn receive_record(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
         let room = scratch.len().min(SCRATCH).min(max);
-        let receive = if self.transfer.was_refused() {
-            kernel_tls::receive_refused
-        } else {
-            kernel_tls::receive
+        let receive = match self.transfer.was_refused() {
+            true => kernel_tls::receive_refused,
+            false => kernel_tls::receive,
         };
         match receive(source, &mut scratch[..room])? {
             (Some(kernel_tls::DATA) | None, bytes) if bytes > 0 => self.received(bytes, bytes == room),

@@ -1,15 +1,19 @@
 //! A relay of the library whose TLS is in the kernel.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream as StdStream;
-use std::sync::Arc;
+use std::os::fd::AsFd;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustls::ConnectionTrafficSecrets;
 use socket2::SockRef;
-use spliceway::{Engine, KernelTls, Relay, RelayOptions, RelaySummary, TlsCipher, TlsSession, TrafficKey};
+use spliceway::{Engine, KernelTls, Relay, RelayError, RelayOptions, RelaySummary, TlsCipher, TlsSession, TrafficKey};
 use tokio::net::TcpStream;
 
 use crate::handshake::{Later, shake_hands};
@@ -29,6 +33,8 @@ pub struct Counts {
     pub tickets: u64,
     /// Ends of the peer that it announced.
     pub announced: u64,
+    /// Relays that were suspended and resumed.
+    pub moves: u64,
 }
 
 impl Counts {
@@ -41,6 +47,7 @@ impl Counts {
         }
         self.tickets += other.tickets;
         self.announced += other.announced;
+        self.moves += other.moves;
     }
 }
 
@@ -52,7 +59,7 @@ pub enum Failure {
     /// The keys.
     Keys(io::Error),
     /// The relay.
-    Relay(spliceway::RelayError),
+    Relay(RelayError),
 }
 
 /// Relays one session.
@@ -75,6 +82,7 @@ pub fn relay(plan: &Plan, identity: &Identity, tls: StdStream, plain: StdStream)
         key_updates: [of(&events.key_updates[0]), of(&events.key_updates[1])],
         tickets: of(&events.tickets),
         announced: of(&events.announced),
+        moves: of(&events.moves),
     };
     (counts, result)
 }
@@ -85,7 +93,7 @@ async fn run(
     (tls, plain): (StdStream, StdStream),
     events: &Arc<Events>,
 ) -> (RelaySummary, Result<(), Failure>) {
-    let (mut tls, mut plain) = match prepare(plan, identity, tls, plain, events) {
+    let (tls, session, plain) = match prepare(plan, identity, tls, plain, events) {
         Ok(ends) => ends,
         Err(failure) => return (RelaySummary::default(), Err(failure)),
     };
@@ -96,16 +104,58 @@ async fn run(
         Engine::Auto
     };
     let options = RelayOptions::new().engine(engine);
-    let ended = Relay::with_options(&mut tls, &mut plain, options).await;
+    let mut relay = Relay::with_options(tls, plain, options.clone());
+    // A third of the relays move after every few polls.
+    let polls = plan.number.is_multiple_of(3).then_some(1 + plan.number % 13);
+    let ended = loop {
+        match poll_often(&mut relay, polls).await {
+            Some(ended) => break ended,
+            None => relay = moved(relay, &session, options.clone()),
+        }
+    };
     match ended {
         Ok(summary) => (summary, Ok(())),
         Err(error) => {
-            for socket in [tls.socket(), &plain] {
+            let (tls, plain) = relay.streams();
+            for socket in [tls.socket(), plain] {
                 socket.set_zero_linger().expect("a socket has this option");
             }
             (error.summary, Err(Failure::Relay(error)))
         }
     }
+}
+
+type TlsRelay = Relay<KernelTls, TcpStream>;
+
+/// Polls the relay until it ends. After this many polls, returns `None` if the relay can move.
+async fn poll_often(relay: &mut TlsRelay, polls: Option<u64>) -> Option<Result<RelaySummary, RelayError>> {
+    let mut count = 0;
+    poll_fn(|cx| {
+        if let Poll::Ready(ended) = Pin::new(&mut *relay).poll(cx) {
+            return Poll::Ready(Some(ended));
+        }
+        count += 1;
+        let can_move = relay.can_suspend() && relay.streams().0.state().is_some();
+        match polls {
+            Some(polls) if count >= polls && can_move => Poll::Ready(None),
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Continues the relay with other descriptors of its sockets, as another process would.
+fn moved(relay: TlsRelay, session: &Session, options: RelayOptions) -> TlsRelay {
+    session.events.moves.fetch_add(1, Ordering::Relaxed);
+    let suspended = relay.suspend().expect("it can be suspended");
+    let state = suspended.a.state().expect("no message is incomplete");
+    let [tls, plain] = [suspended.a.as_fd(), suspended.b.as_fd()].map(|socket| {
+        let socket = StdStream::from(socket.try_clone_to_owned().expect("a descriptor"));
+        move || TcpStream::from_std(socket).expect("a socket that does not block")
+    });
+    drop((suspended.a, suspended.b));
+    let tls = KernelTls::resume(tls(), &state, Box::new(session.clone())).expect("the kernel has its TLS");
+    Relay::resume(tls, plain(), options, suspended.state)
 }
 
 /// Shakes hands, and gives the keys to the kernel.
@@ -115,7 +165,7 @@ fn prepare(
     tls: StdStream,
     plain: StdStream,
     events: &Arc<Events>,
-) -> Result<(KernelTls, TcpStream), Failure> {
+) -> Result<(KernelTls, Session, TcpStream), Failure> {
     let set_up = || {
         // The kernel refuses a socket whose peer has sent its FIN, so this comes first.
         KernelTls::attach(&tls)?;
@@ -141,13 +191,13 @@ fn prepare(
     };
     let (send, receive) = (key(secrets.tx), key(secrets.rx));
     let session = Session {
-        later,
+        later: Arc::new(Mutex::new(later)),
         events: Arc::clone(events),
     };
     let tls = for_tokio(tls).map_err(Failure::Keys)?;
     let plain = for_tokio(plain).map_err(Failure::Keys)?;
-    let tls = KernelTls::new(tls, &send, &receive, Box::new(session));
-    Ok((tls.map_err(|(_, error)| Failure::Keys(error))?, plain))
+    let tls = KernelTls::new(tls, &send, &receive, Box::new(session.clone()));
+    Ok((tls.map_err(|(_, error)| Failure::Keys(error))?, session, plain))
 }
 
 fn key((next_record, keys): (u64, ConnectionTrafficSecrets)) -> TrafficKey {
@@ -166,10 +216,15 @@ struct Events {
     key_updates: [AtomicU64; 2],
     tickets: AtomicU64,
     announced: AtomicU64,
+    moves: AtomicU64,
 }
 
+const UNBROKEN: &str = "no thread has panicked";
+
+/// The session of a relay, also after it has moved.
+#[derive(Clone)]
 struct Session {
-    later: Later,
+    later: Arc<Mutex<Later>>,
     events: Arc<Events>,
 }
 
@@ -182,13 +237,23 @@ impl fmt::Debug for Session {
 impl TlsSession for Session {
     fn next_send_key(&mut self) -> io::Result<TrafficKey> {
         self.events.key_updates[1].fetch_add(1, Ordering::Relaxed);
-        let keys = self.later.next_send_keys().map_err(io::Error::other)?;
+        let keys = self
+            .later
+            .lock()
+            .expect(UNBROKEN)
+            .next_send_keys()
+            .map_err(io::Error::other)?;
         Ok(key((0, keys)))
     }
 
     fn next_receive_key(&mut self) -> io::Result<TrafficKey> {
         self.events.key_updates[0].fetch_add(1, Ordering::Relaxed);
-        let keys = self.later.next_receive_keys().map_err(io::Error::other)?;
+        let keys = self
+            .later
+            .lock()
+            .expect(UNBROKEN)
+            .next_receive_keys()
+            .map_err(io::Error::other)?;
         Ok(key((0, keys)))
     }
 
@@ -199,6 +264,6 @@ impl TlsSession for Session {
     fn ticket(&mut self, ticket: &[u8]) {
         self.events.tickets.fetch_add(1, Ordering::Relaxed);
         // A ticket that is not valid is of no use, and no harm.
-        let _ = self.later.store_ticket(ticket);
+        let _ = self.later.lock().expect(UNBROKEN).store_ticket(ticket);
     }
 }

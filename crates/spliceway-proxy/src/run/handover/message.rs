@@ -201,8 +201,8 @@ impl SessionMessage {
         bytes.fold(self.ahead, u64::saturating_add)
     }
 
-    /// Returns the state of the relay, and the secrets of TLS. `data` has the bytes in flight before
-    /// them. Returns `None` if their number is wrong.
+    /// Returns the state of the relay, and the secrets of TLS. `data` has the bytes in flight
+    /// before them. Returns `None` if their number is wrong.
     pub(super) fn state<'a>(&self, data: &'a [u8]) -> Option<(RelayState, &'a [u8])> {
         let (up, data) = data.split_at_checked(self.up.in_flight)?;
         let (down, secrets) = data.split_at_checked(self.down.in_flight)?;

@@ -75,8 +75,8 @@ struct WithTarget {
     verified: bool,
 }
 
-/// Returns the message about the TLS of a session, and the secrets of its ends. Returns `None` while
-/// an end cannot move.
+/// Returns the message about the TLS of a session, and the secrets of its ends. Returns `None`
+/// while an end cannot move.
 pub(super) fn leave(facts: &Facts, ends: [&Stream; 2]) -> Option<(TlsMessage, Vec<u8>)> {
     let (mut message, mut secrets) = (TlsMessage::default(), Vec::new());
     for (end, stream) in message.ends.iter_mut().zip(ends) {
