@@ -161,6 +161,7 @@ impl Session {
         if !self.handover_requested.load(Ordering::Relaxed) {
             return None;
         }
+        self.handover_requested.store(false, Ordering::Relaxed);
         match std::mem::take(&mut self.facts().handover) {
             HandoverState::Requested(sender) => Some(sender),
             HandoverState::Impossible | HandoverState::Later | HandoverState::Possible(_) => None,

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::ends::{new_relay, resumed_relay};
-use super::kernel::{KeysLost, Switching, count_others, stay, switch_ends};
+use super::kernel::{KeysLost, Switching, can_move, count_others, stay, switch_ends};
 use super::spin::Spin;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -131,12 +131,7 @@ async fn run(
     mut switching: Option<Switching>,
     record: &mut Record,
 ) -> io::Result<Paused> {
-    let ends = [&*client, upstream].map(|end| match end {
-        Stream::Tls(end) => end.switch_request().map(|_| false),
-        Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => Some(true),
-    });
-    // `None` if an end stays in this process.
-    let can_move = ends[0].zip(ends[1]).map(|(client, upstream)| client && upstream);
+    let can_move = can_move(client, upstream);
     // The relay passes a reset on to an end that is a socket.
     let (client, upstream) = (Spliceable::new(client), Spliceable::new(upstream));
     let guard = &mut record.guard;
