@@ -148,7 +148,8 @@ pub(super) fn can_move(client: &Stream, upstream: &Stream) -> Option<bool> {
         Stream::Tls(stream) => stream.switch_request().map(|_| false),
         Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => Some(true),
     };
-    Some(of_end(client)? && of_end(upstream)?)
+    let (client, upstream) = (of_end(client)?, of_end(upstream)?);
+    Some(client && upstream)
 }
 
 /// Returns the stream, and what has become of its TLS. `None` means that it cannot switch now.
