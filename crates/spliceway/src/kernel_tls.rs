@@ -254,9 +254,9 @@ impl KernelTls {
         })
     }
 
-    /// Calls `look` with the session.
-    pub fn with_session<R>(&self, look: impl FnOnce(&mut dyn TlsSession) -> R) -> R {
-        look(&mut *self.lock().session)
+    /// Calls `look` with the session. It must not use the stream.
+    pub fn with_session<R>(&self, look: impl FnOnce(&dyn TlsSession) -> R) -> R {
+        look(&*self.lock().session)
     }
 
     /// Returns the socket, for its addresses and options. A caller must not read from it or write
@@ -302,6 +302,8 @@ impl KernelTls {
         if !self.lock().watch.has_found() {
             return self.socket.try_io(Interest::READABLE, read);
         }
+        // Not after the read: another error may come in between.
+        Watch::forget(&self.socket);
         let outcome = read();
         if matches!(&outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
             self.lock().watch.wait(&self.socket);

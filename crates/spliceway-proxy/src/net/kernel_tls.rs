@@ -73,7 +73,7 @@ fn kernel_stream(parts: Parts<Stream>) -> Result<Box<KernelTls>, (Stream, io::Er
 }
 
 /// What another process needs to continue a connection, beside the socket.
-pub(crate) struct Left {
+pub(crate) struct Departure {
     pub(crate) suite: CipherSuite,
     pub(crate) state: KernelTlsState,
     pub(crate) is_truncated: bool,
@@ -83,11 +83,11 @@ pub(crate) struct Left {
 
 /// Returns what another process needs. Returns `None` while a message of the peer is incomplete,
 /// and after a damaged record.
-pub(crate) fn leave(stream: &KernelTls) -> Option<Left> {
+pub(crate) fn leave(stream: &KernelTls) -> Option<Departure> {
     let state = stream.state()?;
     stream.with_session(|session| {
-        let session = (session as &mut dyn Any).downcast_ref::<KernelSession>()?;
-        Some(Left {
+        let session = (session as &dyn Any).downcast_ref::<KernelSession>()?;
+        Some(Departure {
             suite: session.suite(),
             state,
             is_truncated: session.is_truncated(),

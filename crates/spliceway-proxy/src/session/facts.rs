@@ -156,6 +156,11 @@ impl Session {
         self.facts().handover = HandoverState::Later;
     }
 
+    /// Records that the session cannot be handed over now. A hand-over that asks for it goes on.
+    pub(super) fn forbid_handover(&self) {
+        self.facts().handover = HandoverState::Impossible;
+    }
+
     /// Returns where to send the suspended relay, if another process asks for the session.
     pub(super) fn take_handover_request(&self) -> Option<oneshot::Sender<Offer>> {
         if !self.handover_requested.load(Ordering::Relaxed) {
@@ -293,9 +298,10 @@ impl Facts {
         agreed.map(|agreed| agreed.version)
     }
 
-    /// Returns whether the session cannot be handed over now, and perhaps later.
+    /// Returns whether the session may be handed over later, if it was not up to now.
     pub(crate) fn may_move_later(&self) -> bool {
-        matches!(self.phase, Phase::Handshake | Phase::Dial) || matches!(self.handover, HandoverState::Later)
+        let is_early = matches!(self.phase, Phase::Handshake | Phase::Dial);
+        is_early || !matches!(self.handover, HandoverState::Impossible)
     }
 
     fn has_tls_outside_kernel(&self) -> bool {

@@ -19,11 +19,14 @@ pub(super) enum Watch {
 }
 
 impl Watch {
+    /// Forgets an error that the socket has reported. A read must follow.
+    pub(super) fn forget(socket: &TcpStream) {
+        let _ = socket.try_io(Interest::ERROR, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+    }
+
     /// Waits for the next error. A read has found nothing, because the last error was another one,
     /// such as a message in the error queue.
     pub(super) fn wait(&mut self, socket: &Arc<TcpStream>) {
-        // The readiness would stay.
-        let _ = socket.try_io(Interest::ERROR, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         let socket = Arc::clone(socket);
         *self = Self::Waiting(Box::pin(async move {
             let _ = socket.ready(Interest::ERROR).await;

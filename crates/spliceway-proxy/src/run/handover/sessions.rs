@@ -1,5 +1,6 @@
 //! Sends the sessions in relay to the new process, some at a time.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ const STEP: &str = "the new process does not take sessions";
 pub(super) struct Tally {
     /// How long each session was paused that the new process has taken.
     pauses: Vec<Duration>,
-    refused: usize,
+    /// Sessions that the new process has refused. They are not offered again.
+    refused: HashSet<u64>,
     /// The last reason for which a session was not taken.
     why: Option<String>,
 }
@@ -58,14 +60,18 @@ struct Sent {
 
 /// Sends every session that is in relay.
 pub(super) async fn send_all(new: &mut NewProcess, sessions: &Sessions, tally: &mut Tally) -> Result<(), Stopped> {
-    let request = |(_, session): &(usize, Arc<Session>)| {
-        let requested = session.request_handover()?;
-        Some((Arc::clone(session), requested))
-    };
     for slice in sessions.slices(0) {
         for together in slice.chunks(TOGETHER) {
             new.give_up().check()?;
-            send_together(new, together.iter().filter_map(request).collect(), tally).await;
+            let may_move = together
+                .iter()
+                .filter(|(_, session)| !tally.refused.contains(&session.id));
+            let requested = may_move.filter_map(|(_, session)| {
+                let requested = session.request_handover()?;
+                Some((Arc::clone(session), requested))
+            });
+            let requested = requested.collect();
+            send_together(new, requested, tally).await;
             if new.is_reaped() {
                 return Err(Stopped::Ended);
             }
@@ -89,7 +95,7 @@ async fn send_together(
         match send(new, &session, offer).await {
             Ok(Ok(one)) => sent.push(one),
             Ok(Err(NotSent::Refused(error))) => {
-                tally.refused += 1;
+                tally.refused.insert(session.id);
                 tally.why = Some(error.to_string());
             }
             Ok(Err(NotSent::Broken)) => {
@@ -157,7 +163,7 @@ impl Sent {
             None => self.giver.gone(),
         }
         if self.giver.owns() {
-            tally.refused += 1;
+            tally.refused.insert(self.id);
             return None;
         }
         tally.pauses.push(self.suspended.elapsed());
@@ -237,7 +243,7 @@ impl Tally {
             );
         }
         if let Some(why) = &self.why {
-            summary += &format!("; could not move {}: {why}", count(self.refused, "session"));
+            summary += &format!("; could not move {}: {why}", count(self.refused.len(), "session"));
         }
         summary
     }

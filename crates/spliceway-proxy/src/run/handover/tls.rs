@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use spliceway::KernelTlsState;
 
 use crate::net::kernel_support;
-use crate::net::kernel_tls::{self, Left};
+use crate::net::kernel_tls::{self, Departure};
 use crate::net::stream::Stream;
 use crate::reach::dial::TargetTls;
 use crate::session::{Facts, TlsFacts};
+use crate::tls;
 use crate::tls::agreed::{Agreed, iana_name};
 use crate::tls::client::AgreedWithServer;
 use crate::tls::client_name::{ClientCert, Fingerprint};
-use crate::tls::{self};
 
 /// The version of TLS, as records have it.
 const VERSION: &str = "1.3";
@@ -169,9 +169,9 @@ fn continue_end(
     Ok(Stream::Kernel(stream))
 }
 
-impl From<&Left> for End {
-    fn from(left: &Left) -> Self {
-        let Left {
+impl From<&Departure> for End {
+    fn from(left: &Departure) -> Self {
+        let Departure {
             suite,
             state,
             is_truncated,

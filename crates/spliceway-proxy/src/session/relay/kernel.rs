@@ -17,7 +17,6 @@ use crate::net::kernel_support::Switch;
 use crate::net::kernel_tls::{NotSwitched, switch};
 use crate::net::records::SwitchRequest;
 use crate::net::stream::Stream;
-use crate::session::facts::HandoverState;
 use crate::session::guard::Guard;
 
 /// The bytes of one direction after which a session switches. The switch costs as much as several
@@ -132,24 +131,29 @@ pub(super) fn switch_ends(client: Stream, upstream: Stream, guard: &Guard) -> Re
         stay(&mut client);
         stay(&mut upstream);
     }
-    let mut facts = guard.session().facts();
-    facts.in_kernel = [&client, &upstream].map(|end| matches!(end, Stream::Kernel(_)));
-    if can_move(&client, &upstream).is_none() {
-        facts.handover = HandoverState::Impossible;
-    }
-    drop(facts);
+    guard.session().facts().in_kernel = [&client, &upstream].map(|end| matches!(end, Stream::Kernel(_)));
     Ok((client, upstream))
 }
 
-/// Returns whether another process can continue, now or when the kernel has the TLS of both ends.
-/// Returns `None` if the TLS of an end stays in this process.
-pub(super) fn can_move(client: &Stream, upstream: &Stream) -> Option<bool> {
-    let of_end = |stream: &Stream| match stream {
-        Stream::Tls(stream) => stream.switch_request().map(|_| false),
-        Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => Some(true),
-    };
-    let (client, upstream) = (of_end(client)?, of_end(upstream)?);
-    Some(client && upstream)
+/// Whether another process can continue a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum CanMove {
+    /// The TLS of an end stays in this process.
+    Never,
+    /// When the kernel has the TLS of both ends.
+    AfterSwitch,
+    Now,
+}
+
+impl CanMove {
+    pub(super) fn of(client: &Stream, upstream: &Stream) -> Self {
+        let of_end = |stream: &Stream| match stream {
+            Stream::Tls(stream) if stream.switch_request().is_some() => Self::AfterSwitch,
+            Stream::Tls(_) => Self::Never,
+            Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => Self::Now,
+        };
+        of_end(client).min(of_end(upstream))
+    }
 }
 
 /// Returns the stream, and what has become of its TLS. `None` means that it cannot switch now.

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use spliceway::{Mirror, Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, Spliceable};
+use spliceway::{
+    AsSocket, Mirror, Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary, SocketRef, Spliceable,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::ends::{new_relay, resumed_relay};
-use super::kernel::{KeysLost, Switching, can_move, count_others, stay, switch_ends};
+use super::kernel::{CanMove, KeysLost, Switching, count_others, stay, switch_ends};
 use super::spin::Spin;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
@@ -62,12 +64,13 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
                 Beginning::New(options, mirror)
             }
         };
+        let mut asked = None;
         let ended = loop {
             let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
-            let state = match run(&mut client, &mut upstream, beginning, switching, &mut record).await {
+            let (state, to) = match run(&mut client, &mut upstream, beginning, switching, asked, &mut record).await {
                 Ok(Paused::Ended(ended)) => break ended,
-                Ok(Paused::ToSwitch(state)) => state,
-                Ok(Paused::Requested(to, state)) => {
+                Ok(Paused::ToSwitch(state, to)) => (state, to),
+                Ok(Paused::ToMove(state, to)) => {
                     let suspended = Suspended {
                         client,
                         upstream,
@@ -81,6 +84,7 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
                     return None;
                 }
             };
+            asked = to;
             match switch_ends(client, upstream, &record.guard) {
                 Ok(ends) => (client, upstream) = ends,
                 Err(keys_lost) => {
@@ -116,22 +120,30 @@ enum Beginning {
 /// Why such a relay does not run any more.
 enum Paused {
     Ended(Result<RelaySummary, RelayError>),
-    /// An end may be in the kernel from now on.
-    ToSwitch(Box<RelayState>),
+    /// An end may be in the kernel from now on. Another process may have asked for the session.
+    ToSwitch(Box<RelayState>, Option<oneshot::Sender<Offer>>),
     /// Another process asks for the session.
-    Requested(oneshot::Sender<Offer>, Box<RelayState>),
+    ToMove(Box<RelayState>, oneshot::Sender<Offer>),
+}
+
+/// Why the relay is not polled any more.
+enum Stop {
+    Ended(Result<RelaySummary, RelayError>),
+    ToSwitch,
+    ToMove(oneshot::Sender<Offer>),
 }
 
 /// Relays until the streams end, until the kernel can take one of them over, or until another
-/// process asks for the session.
+/// process asks for the session. It may have `asked` before.
 async fn run(
     client: &mut Stream,
     upstream: &mut Stream,
     beginning: Beginning,
     mut switching: Option<Switching>,
+    mut asked: Option<oneshot::Sender<Offer>>,
     record: &mut Record,
 ) -> io::Result<Paused> {
-    let can_move = can_move(client, upstream);
+    let can_move = CanMove::of(client, upstream);
     // The relay passes a reset on to an end that is a socket.
     let (client, upstream) = (Spliceable::new(client), Spliceable::new(upstream));
     let guard = &mut record.guard;
@@ -142,64 +154,84 @@ async fn run(
     let stats = relay.stats();
     let session = Arc::clone(guard.session());
     let mut counter = ByteCounter::new(&session, ByteSource::Relay(relay.stats()));
-    let mut is_allowed = false;
-    let to = poll_fn(|cx| {
+    let (mut is_allowed, mut has_begun) = (false, false);
+    let stop = poll_fn(|cx| {
         loop {
             let polled = poll_counted(&mut counter, cx, |cx| Pin::new(&mut relay).poll(cx));
             if let Poll::Ready(ended) = polled {
-                return Poll::Ready(Err(ended));
+                return Poll::Ready(Stop::Ended(ended));
             }
-            let to = can_move.and_then(|_| requested(&session, &mut is_allowed, &relay, cx));
-            if can_move == Some(true) && to.is_some() {
-                return Poll::Ready(Ok(to));
+            if asked.is_none() && can_move != CanMove::Never {
+                asked = requested(&session, &mut is_allowed, || can_leave(&relay), cx);
+            }
+            if can_move == CanMove::Now {
+                return match asked.take() {
+                    Some(to) if can_leave(&relay) => Poll::Ready(Stop::ToMove(to)),
+                    Some(_) => {
+                        session.allow_handover(cx.waker());
+                        Poll::Pending
+                    }
+                    None => Poll::Pending,
+                };
             }
             let Some(switching) = &mut switching else {
                 return Poll::Pending;
             };
-            // A session in the kernel can move.
-            if to.is_some() && switching.begin() {
-                session.moves_later();
+            if asked.is_some() && !has_begun && switching.begin() {
+                has_begun = true;
                 continue;
             }
             if !switching.has_stopped(&stats) {
+                // The hand-over does not wait.
+                if asked.take().is_some() {
+                    session.moves_later();
+                }
                 return Poll::Pending;
             }
             if relay.can_suspend() {
-                return Poll::Ready(Ok(None));
+                return Poll::Ready(Stop::ToSwitch);
             }
             switching.give_up();
         }
     })
     .await;
-    let to = match to {
-        Ok(to) => to,
-        Err(ended) => return Ok(Paused::Ended(ended)),
+    session.forbid_handover();
+    let to_move = match stop {
+        Stop::Ended(ended) => return Ok(Paused::Ended(ended)),
+        Stop::ToSwitch => None,
+        Stop::ToMove(to) => Some(to),
     };
     let state = Box::new(relay.suspend()?.state);
-    Ok(match to {
-        Some(to) => Paused::Requested(to, state),
-        None => Paused::ToSwitch(state),
+    Ok(match to_move {
+        Some(to) => Paused::ToMove(state, to),
+        None => Paused::ToSwitch(state, asked),
     })
 }
 
+/// Returns whether the relay can be suspended, and another process can continue its TLS.
+fn can_leave(relay: &Relay<Spliceable<'_>, Spliceable<'_>>) -> bool {
+    let can_leave = |end: &Spliceable<'_>| match end.as_socket() {
+        Some(SocketRef::KernelTls(end)) => end.state().is_some(),
+        _ => true,
+    };
+    let (client, upstream) = relay.streams();
+    relay.can_suspend() && can_leave(client) && can_leave(upstream)
+}
+
 /// Lets another process ask for the session. Returns where to send it, if one has asked and the
-/// relay can be suspended.
-fn requested<A, B>(
+/// session can leave.
+fn requested(
     session: &Session,
     is_allowed: &mut bool,
-    relay: &Relay<A, B>,
+    can_leave: impl FnOnce() -> bool,
     cx: &Context<'_>,
-) -> Option<oneshot::Sender<Offer>>
-where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
-{
+) -> Option<oneshot::Sender<Offer>> {
     if !*is_allowed {
         *is_allowed = true;
         session.allow_handover(cx.waker());
     }
     let to = session.take_handover_request()?;
-    if relay.can_suspend() {
+    if can_leave() {
         return Some(to);
     }
     session.allow_handover(cx.waker());
@@ -343,7 +375,9 @@ where
         if let Some(spin) = &mut self.spin {
             spin.after_poll(cx);
         }
-        match requested(self.record.guard.session(), &mut self.is_allowed, &self.relay, cx) {
+        let relay = &self.relay;
+        let session = self.record.guard.session();
+        match requested(session, &mut self.is_allowed, || relay.can_suspend(), cx) {
             Some(to) => Poll::Ready(Stopped::Requested(to)),
             None => Poll::Pending,
         }
