@@ -49,9 +49,10 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
             stay(&mut client);
             stay(&mut upstream);
         }
+        let after = record.guard.service().settings.ktls_after;
         let mut beginning = Beginning::New(options, mirror);
         let ended = loop {
-            let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
+            let switching = may_switch.then(|| Switching::of(&client, &upstream, after)).flatten();
             let state = match run(&mut client, &mut upstream, beginning, switching, &mut record).await {
                 Ok(Paused::Ended(ended)) => break ended,
                 Ok(Paused::Suspended(state)) => state,
