@@ -18,8 +18,8 @@ const ORDER: &str = "
     target-tls-ca target-tls-name target-tls-alpn target-tls-cert target-tls-key target-tls-verify
     send-proxy dns bind-source bind-interface mark connect-timeout idle-timeout half-close-timeout
     max-session drain-timeout max-conns max-conns-per-ip max-dials-per-ip rate-in rate-out nofile
-    splice pipe-size ktls spin workers metrics status-page status-host admin admin-remote admin-tokens
-    pid-file log-level log-format access-log access-log-format record-interval
+    splice pipe-size ktls ktls-after spin workers metrics status-page status-host admin admin-remote
+    admin-tokens pid-file log-level log-format access-log access-log-format record-interval
 ";
 
 /// What the flags of a service say.

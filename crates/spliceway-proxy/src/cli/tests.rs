@@ -45,8 +45,8 @@ fn the_help_states_the_defaults() {
             continue;
         };
         let flag = argument.get_long().unwrap();
-        if flag.starts_with("tls-") {
-            // These flags need a certificate.
+        if flag.starts_with("tls-") || flag == "ktls-after" {
+            // These flags need a certificate, or --ktls.
             continue;
         }
         let stated = typed(&format!("spliceway socks5 --{flag} {default}")).unwrap();
@@ -120,6 +120,10 @@ fn invalid_command_lines_are_refused() {
         "spliceway forward -l :80 -r a:1 --balance random",
         "spliceway socks5 --workers 0",
         "spliceway socks5 --pipe-size 3K",
+        "spliceway socks5 --ktls-after 0",
+        "spliceway socks5 --ktls off --ktls-after 0",
+        "spliceway socks5 --ktls auto --ktls-after 64",
+        "spliceway socks5 --ktls auto --ktls-after 64K",
         "spliceway socks5 --idle-timeout 10",
         "spliceway socks5 --idle-timeout 999999y",
         "spliceway socks5 --allow 10.0.0.0/33",

@@ -63,6 +63,8 @@ pub(crate) struct SessionSettings {
     pub(crate) timeouts: Timeouts,
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
+    /// The bytes of one direction after which the kernel may take TLS over.
+    pub(crate) ktls_after: u64,
     /// The time that a worker stays awake after a message.
     pub(crate) spin: Duration,
     pub(crate) max_dials_per_ip: NonZeroU32,

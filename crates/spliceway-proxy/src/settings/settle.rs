@@ -348,6 +348,7 @@ fn sessions(config: &Config) -> SessionSettings {
         },
         engine: engine.splice().into(),
         pipe_size: engine.pipe_size().into(),
+        ktls_after: engine.ktls_after(),
         spin: engine.spin(),
         max_dials_per_ip: limits.max_dials_per_ip(),
     }

@@ -249,7 +249,12 @@ pub(super) fn check_kernel(engine: &Engine, faults: &mut Faults) {
     let at = engine.ktls.as_ref().and_then(Value::at);
     let fault = |problem| Fault::new(at, "ktls", problem);
     match engine.ktls() {
-        KtlsArg::Off => {}
+        KtlsArg::Off => {
+            if let Some(after) = &engine.ktls_after {
+                let why = "needs --ktls auto or --ktls on";
+                faults.add(Fault::new(after.at(), "ktls_after", why));
+            }
+        }
         KtlsArg::Auto if IS_SUPPORTED => {
             let why = KernelSupport::get().refusal();
             faults

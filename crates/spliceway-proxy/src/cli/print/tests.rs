@@ -65,6 +65,8 @@ fn the_printed_file_means_what_the_command_line_means() {
         "mixed --auth ann:wonderland --user-quota 10GB/day --user-quota 1TB/month --quota-file /var/lib/q",
         "mixed --auth ann:wonderland --user-max-conns 9 --user-rate-in 1.5MiB --user-rate-out none",
         "mixed --splice off --pipe-size 256k --spin 20us --workers 3 --log-level off --metrics [::1]:9100",
+        "mixed --ktls auto --ktls-after 1.5MB",
+        "mixed --ktls auto --ktls-after 0",
         "mixed --log-format json --access-log /var/log/a.log --record-interval 5m",
         "mixed --log-format text --access-log - --record-interval 0",
         "mixed --bind-source 192.0.2.9 --bind-source 2001:db8::9 --splice on --pipe-size 1M",

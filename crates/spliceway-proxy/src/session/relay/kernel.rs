@@ -19,23 +19,11 @@ use crate::net::records::SwitchRequest;
 use crate::net::stream::Stream;
 use crate::session::guard::Guard;
 
-/// The bytes of one direction after which a session switches. The switch costs as much as several
-/// messages, and others have measured 30 % fewer connections per second if each one switches.
-const SWITCH_AFTER_BYTES: u64 = 1 << 20;
-
-/// Returns [`SWITCH_AFTER_BYTES`], or what a test has set in a build for tests.
-fn switch_after_bytes() -> u64 {
-    if !cfg!(debug_assertions) {
-        return SWITCH_AFTER_BYTES;
-    }
-    let set = std::env::var("SPLICEWAY_TEST_KTLS_AFTER").ok();
-    set.and_then(|bytes| bytes.parse().ok()).unwrap_or(SWITCH_AFTER_BYTES)
-}
-
 /// The requests to the ends of a session to stop between two records.
 #[derive(Debug)]
 pub(super) struct Switching {
     requests: Vec<Arc<SwitchRequest>>,
+    /// The bytes of one direction after which the ends get the requests.
     after_bytes: u64,
     stage: Stage,
 }
@@ -52,7 +40,7 @@ enum Stage {
 
 impl Switching {
     /// Returns `None` if there is no end that could be in the kernel.
-    pub(super) fn of(client: &Stream, upstream: &Stream) -> Option<Self> {
+    pub(super) fn of(client: &Stream, upstream: &Stream, after_bytes: u64) -> Option<Self> {
         let of_end = |stream: &Stream| match stream {
             Stream::Tls(stream) => stream.switch_request().cloned(),
             Stream::Tcp(_) | Stream::Unix(_) | Stream::Kernel(_) => None,
@@ -60,7 +48,7 @@ impl Switching {
         let requests: Vec<_> = [client, upstream].into_iter().filter_map(of_end).collect();
         (!requests.is_empty()).then_some(Self {
             requests,
-            after_bytes: switch_after_bytes(),
+            after_bytes,
             stage: Stage::Early,
         })
     }

@@ -57,6 +57,7 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
             stay(&mut client);
             stay(&mut upstream);
         }
+        let after = record.guard.service().settings.ktls_after;
         let mut beginning = match state {
             Some(state) => Beginning::Resumed(options, state),
             None => {
@@ -66,7 +67,7 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
         };
         let mut asked = None;
         let ended = loop {
-            let switching = may_switch.then(|| Switching::of(&client, &upstream)).flatten();
+            let switching = may_switch.then(|| Switching::of(&client, &upstream, after)).flatten();
             let (state, to) = match run(&mut client, &mut upstream, beginning, switching, asked, &mut record).await {
                 Ok(Paused::Ended(ended)) => break ended,
                 Ok(Paused::ToSwitch(state, to)) => (state, to),

@@ -13,6 +13,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::hints;
 use crate::access::policy;
+use crate::access::rates::bytes;
 use crate::log::{AccessLog, Format};
 use crate::reach::balance::{BackendSettings, Members, WEIGHT_MAX};
 use crate::reach::dial::{Destination, ResolverSettings, TLS_PREFIX};
@@ -516,6 +517,12 @@ pub(super) fn spin(typed: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(typed).ok();
     let short = time.filter(|time| *time <= Duration::from_millis(1));
     short.ok_or("expected a time of at most 1ms, such as 20us")
+}
+
+/// Parses a number of bytes. 0 needs no unit.
+pub(super) fn size(typed: &str) -> Result<u64, &'static str> {
+    let bytes = if typed == "0" { Some(0) } else { bytes(typed) };
+    bytes.ok_or("expected a number of bytes such as 64KiB or 1.5MB, in B to TB or KiB to TiB, or 0")
 }
 
 pub(super) fn record_time(typed: &str) -> Result<Duration, String> {

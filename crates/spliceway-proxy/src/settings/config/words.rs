@@ -49,6 +49,8 @@ words! {
     PositiveTime: Duration = Text, values::positive_time;
     SpinTime: Duration = Text, values::spin;
     RecordTime: Duration = Text, values::record_time;
+    /// A number of bytes, which may be zero.
+    Size: u64 = Text, values::size;
     Sessions: NonZeroUsize = Number, values::count;
     PerClient: NonZeroU32 = Number, values::count;
     /// A limit on the sessions of a user. `None` means no limit.

@@ -38,17 +38,17 @@ pub(super) fn refuses_sockets() -> bool {
 /// Starts a forwarder that gives connections to the kernel after `after` bytes. Returns `None` if
 /// the kernel cannot take them.
 pub(super) fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
-    can_switch().then(|| Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &arguments(target, more)))
+    can_switch().then(|| Program::start(&arguments(target, after, more)))
 }
 
 pub(super) fn switched(program: &Program) -> u64 {
     program.sum("spliceway_kernel_tls_total", &["result=\"switched\""])
 }
 
-/// The arguments of a forwarder that may give TLS to the kernel.
-pub(super) fn arguments<'a>(target: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+/// The arguments of a forwarder that may give TLS to the kernel after `after` bytes.
+pub(super) fn arguments<'a>(target: &'a str, after: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let all = ["forward", "-l", "127.0.0.1:0", "-r", target, "--metrics", "127.0.0.1:0"];
-    [&all[..], &["--ktls", "on"], more].concat()
+    [&all[..], &["--ktls", "on", "--ktls-after", after], more].concat()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_kernel_without_tls_is_refused_or_not_used() {
     }
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let said = refused_to_start(&arguments(&target.to_string(), &pair.arguments()));
+    let said = refused_to_start(&arguments(&target.to_string(), "0", &pair.arguments()));
     for part in ["ktls", "is on, and the kernel refuses TLS", "or write \"auto\""] {
         assert!(said.contains(part), "{said}");
     }
@@ -89,10 +89,9 @@ fn a_client_whose_socket_the_kernel_refuses_continues_exactly() {
     }
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    for (after, splice) in [("1", "auto"), ("100000", "off"), ("250000", "auto")] {
-        let after = ("SPLICEWAY_TEST_KTLS_AFTER", after);
+    for (after, splice) in [("0", "auto"), ("100kB", "off"), ("250kB", "auto")] {
         let more = [&pair.arguments()[..], &["--splice", splice]].concat();
-        let program = Program::start_with(&[PROBED, after], &arguments(&target.to_string(), &more));
+        let program = Program::start_with(&[PROBED], &arguments(&target.to_string(), after, &more));
         for tries in 1..=3 {
             let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
             let target = accept(&listener);
@@ -175,8 +174,7 @@ fn a_target_whose_socket_the_kernel_refuses_continues_exactly() {
         if ends_client_tls {
             more.extend(of_client);
         }
-        let after = ("SPLICEWAY_TEST_KTLS_AFTER", "200000");
-        let program = Program::start_with(&[PROBED, after], &arguments(&target, &more));
+        let program = Program::start_with(&[PROBED], &arguments(&target, "200kB", &more));
         talk_with_target(&program, &server, ends_client_tls.then_some(&pair), LARGE);
         assert_eq!(refused(&program), 1 + u64::from(ends_client_tls));
     }
@@ -186,8 +184,7 @@ fn a_target_whose_socket_the_kernel_refuses_continues_exactly() {
 fn a_client_of_tls_1_2_stays_in_user_space() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let after = ("SPLICEWAY_TEST_KTLS_AFTER", "0");
-    let program = Program::start_with(&[PROBED, after], &arguments(&target.to_string(), &pair.arguments()));
+    let program = Program::start_with(&[PROBED], &arguments(&target.to_string(), "0", &pair.arguments()));
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS12)).unwrap();
     let target = accept(&listener);
     client.send(b"question");
@@ -202,7 +199,7 @@ fn a_client_of_tls_1_2_stays_in_user_space() {
 fn a_client_in_the_kernel_gets_and_sends_every_byte() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    for (after, splice) in [("1", "auto"), ("100000", "on"), ("250000", "off")] {
+    for (after, splice) in [("0", "auto"), ("100kB", "on"), ("250kB", "off")] {
         let more = [&pair.arguments()[..], &["--splice", splice]].concat();
         let Some(mut program) = switching(&target.to_string(), after, &more) else {
             return;
@@ -237,7 +234,7 @@ fn a_target_in_the_kernel_gets_and_sends_every_byte() {
         if ends_client_tls {
             more.extend(of_client);
         }
-        let Some(mut program) = switching(&server.target(), "100000", &more) else {
+        let Some(mut program) = switching(&server.target(), "100kB", &more) else {
             return;
         };
         talk_with_target(&program, &server, ends_client_tls.then_some(&pair), SOME);
@@ -262,7 +259,7 @@ fn talk(client: &mut Client, target: &mut TcpStream) {
 fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+    let Some(mut program) = switching(&target.to_string(), "1B", &pair.arguments()) else {
         return;
     };
     for is_reset in [false, true] {
@@ -292,7 +289,7 @@ fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
 fn a_reset_of_the_target_reaches_a_client_in_the_kernel() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+    let Some(mut program) = switching(&target.to_string(), "1B", &pair.arguments()) else {
         return;
     };
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
@@ -314,7 +311,7 @@ fn a_cut_stream_stays_cut_between_two_ends_in_the_kernel() {
     let (issued, ca) = (authority.issue(&["127.0.0.1"]), authority.file());
     let server = Server::speaking(&issued, Speaks { versions: TLS13, ..ANY });
     let more = [&pair.arguments()[..], &["--target-tls-ca", ca.path()]].concat();
-    let Some(mut program) = switching(&server.target(), "1", &more) else {
+    let Some(mut program) = switching(&server.target(), "1B", &more) else {
         return;
     };
     for is_announced in [true, false] {

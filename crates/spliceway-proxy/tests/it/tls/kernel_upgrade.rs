@@ -214,7 +214,7 @@ fn a_session_that_the_kernel_refuses_finishes_in_the_old_process() {
         return;
     }
     let (pair, (listener, target)) = (Pair::new(&["a.test"]), listen());
-    let mut program = Program::start_with(&[PROBED], &arguments(&target.to_string(), &pair.arguments()));
+    let mut program = Program::start_with(&[PROBED], &arguments(&target.to_string(), "1MiB", &pair.arguments()));
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
     let mut target = accept(&listener);
     let mut talk = || {

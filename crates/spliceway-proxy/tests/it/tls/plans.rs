@@ -28,12 +28,10 @@ fn program(target: SocketAddr, files: &[TextFile; 2], role: Role, switches: Opti
         Role::Client => all.extend(["--target-tls-ca", certificate]),
     }
     match switches {
-        None => Program::start(&all),
-        Some(after) => {
-            all.extend(["--ktls", "on"]);
-            Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &all)
-        }
+        None => {}
+        Some(after) => all.extend(["--ktls", "on", "--ktls-after", after]),
     }
+    Program::start(&all)
 }
 
 /// Plays the plans of one thread whose relay has this role. Returns the program after that.
@@ -114,7 +112,7 @@ fn drawn_sessions_in_the_kernel_end_as_planned() {
     let identity = Identity::default();
     let files = files(&identity);
     let mut counts = Vec::new();
-    for (first, after) in ["1", "500", "2000", "8000"].into_iter().enumerate() {
+    for (first, after) in ["1B", "500B", "2000B", "8000B"].into_iter().enumerate() {
         for role in [Role::Server, Role::Client] {
             let plans = (first as u64..400)
                 .step_by(4)
