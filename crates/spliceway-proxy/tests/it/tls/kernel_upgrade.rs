@@ -1,6 +1,7 @@
 //! Sessions whose TLS is in the kernel move to a new process. Where the kernel has no TLS, they
 //! stay in the old process.
 
+use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::client::{Client, Config, Pair, TLS13};
-use super::kernel::{PROBED, arguments, refuses_sockets, switched, switching};
+use super::kernel::{PROBED, arguments, can_switch, refuses_sockets, switched, switching};
+use super::renewed::config;
 use super::server::{ANY, Authority, Server, Speaks};
 use crate::handover::{Process, upgrade};
 use crate::harness::{
@@ -176,6 +178,49 @@ fn a_session_that_has_not_switched_does_so_in_an_upgrade() {
     target.finish();
     assert_eq!(client.rest().unwrap(), b"");
     assert!(program.line("bytes_up=").contains("kernel_tls=\"both\""));
+}
+
+#[test]
+fn a_session_that_the_new_process_refuses_continues_in_the_old_one() {
+    if !can_switch() {
+        return;
+    }
+    let (pair, (listener, target)) = (Pair::new(&["a.test"]), listen());
+    let file = config(target, &pair);
+    let text = fs::read_to_string(&file.0).unwrap() + "ktls = \"on\"\nktls_after = 1\n";
+    file.write(&text);
+    let mut program = Program::run(&file);
+    let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+    let mut target: TcpStream = accept(&listener);
+    let mut talk = || {
+        for _ in 0..3 {
+            client.send(b"question");
+            assert_eq!(read_exactly(&mut target, 8), b"question");
+            target.write_all(b"answer").unwrap();
+            assert_eq!(client.receive(6), b"answer");
+        }
+    };
+    talk();
+    wait_until_switched(&program, 1);
+    // A session belongs to the service with its name.
+    file.write(&text.replace("\"a\"", "\"b\""));
+    program.signal(Signal::USR2);
+    let line = program.line("handed over: ");
+    let _process = Process::in_line(&line);
+    let said =
+        "finishes 1 session that cannot move: it is cut after 30s; could not move 1 session: there is no service a";
+    assert!(line.contains(said), "{line}");
+    talk();
+    client.finish();
+    assert_eq!(read_all(&target), b"");
+    send_and_finish(&target, b"last");
+    assert_eq!(client.rest().unwrap(), b"last");
+    let record = program.line("bytes_up=").replace('"', "");
+    assert!(
+        record.contains(" kernel_tls=client ") && record.contains(" bytes_up=48 "),
+        "{record}"
+    );
+    assert!(program.exit().success());
 }
 
 #[test]
