@@ -127,19 +127,17 @@ async fn run(
 
 type TlsRelay = Relay<KernelTls, TcpStream>;
 
-/// Polls the relay until it ends. After this many polls, returns `None` if the relay can move.
+/// Polls the relay until it ends. After this many polls, returns `None` if the relay can move. It is
+/// woken before that, so that the runtime sees its sockets.
 async fn poll_often(relay: &mut TlsRelay, polls: Option<u64>) -> Option<Result<RelaySummary, RelayError>> {
     let mut count = 0;
     poll_fn(|cx| {
-        if let Poll::Ready(ended) = Pin::new(&mut *relay).poll(cx) {
-            return Poll::Ready(Some(ended));
+        let is_due = polls.is_some_and(|polls| count >= polls);
+        if is_due && relay.can_suspend() && relay.streams().0.state().is_some() {
+            return Poll::Ready(None);
         }
         count += 1;
-        let can_move = relay.can_suspend() && relay.streams().0.state().is_some();
-        match polls {
-            Some(polls) if count >= polls && can_move => Poll::Ready(None),
-            _ => Poll::Pending,
-        }
+        Pin::new(&mut *relay).poll(cx).map(Some)
     })
     .await
 }
