@@ -286,6 +286,31 @@ fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
 }
 
 #[test]
+fn a_flood_of_key_updates_ends_a_session_in_the_kernel() {
+    let pair = Pair::new(&["a.test"]);
+    let (listener, target) = listen();
+    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+        return;
+    };
+    let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
+    let mut target = accept(&listener);
+    for _ in 0..20 {
+        client.update_keys();
+        talk(&mut client, &mut target);
+    }
+    assert_eq!(switched(&program), 1);
+    for _ in 0..100 {
+        client.update_keys();
+    }
+    client.send(b"");
+    client.rest().expect_err("the session has ended");
+    let record = program.line("bytes_up=").replace('"', "");
+    for field in [" kernel_tls=client ", " bytes_up=480 ", "too many records without data"] {
+        assert!(record.contains(field), "{field}: {record}");
+    }
+}
+
+#[test]
 fn a_reset_of_the_target_reaches_a_client_in_the_kernel() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
