@@ -1,5 +1,6 @@
-//! `spliceway bench`: compares direct connections, copies and splice on this machine. Everything
-//! runs over loopback, except for relays that the command line names.
+//! `spliceway bench`: compares direct connections, copies and splice on this machine, or TLS in
+//! user space and in the kernel. Everything runs over loopback, except for relays that the command
+//! line names.
 
 mod chart;
 mod conditions;
@@ -9,6 +10,8 @@ mod pool;
 mod relay;
 mod report;
 mod run;
+mod tls;
+mod verdict;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -50,6 +53,9 @@ pub struct BenchCommand {
     /// Time of each run [default: 250ms, with --quick 40ms]
     #[arg(long, value_name = "TIME", value_parser = run_time)]
     time: Option<Duration>,
+    /// Measure relays that terminate TLS 1.3 in user space and in the kernel, to decide on --ktls
+    #[arg(long, conflicts_with_all = ["svg", "only", "against", "listen"])]
+    tls: bool,
     /// Measure through this relay, which must forward to --listen. Given twice, the second relay is
     /// compared with the first
     #[arg(long, value_name = "HOST:PORT", requires = "listen")]
@@ -89,12 +95,14 @@ pub fn run(command: &BenchCommand) -> io::Result<ExitCode> {
     let most = if command.rounds.is_some() { Duration::MAX } else { most };
     let (rounds, time) = (command.rounds.unwrap_or(rounds), command.time.unwrap_or(time));
     let field = field(command)?;
+    let all = if command.tls {
+        measurement::of_tls()
+    } else {
+        measurement::all()
+    };
     let is_asked = |kind: Kind| command.only.is_empty() || command.only.contains(&kind);
-    let measurements: Vec<Measurement> = measurement::all()
-        .into_iter()
-        .filter(|one| is_asked(one.kind))
-        .collect();
-    let has_pool = is_asked(Kind::Pool) && command.against.is_empty();
+    let measurements: Vec<Measurement> = all.into_iter().filter(|one| is_asked(one.kind)).collect();
+    let has_pool = is_asked(Kind::Pool) && command.against.is_empty() && !command.tls;
     let mut pool = has_pool.then(PoolTimes::new);
     let (measured, rounds) = measure(&field, measurements, pool.as_mut(), (rounds, time), most)?;
     let mut rows: Vec<Row> = measured.iter().flat_map(|one| figures::rows(&field, one)).collect();
@@ -119,6 +127,10 @@ pub fn run(command: &BenchCommand) -> io::Result<ExitCode> {
 /// Returns the contenders, and the conditions on this machine.
 fn field(command: &BenchCommand) -> io::Result<Field> {
     match command.listen {
+        None if command.tls => {
+            tls::check()?;
+            Field::of_tls()
+        }
         None => {
             let mut contenders = vec![Contender::direct()];
             contenders.extend([RelayKind::Tokio, RelayKind::Tuned, RelayKind::Splice].map(Contender::own));

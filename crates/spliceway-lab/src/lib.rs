@@ -1,5 +1,5 @@
 //! What `spliceway` finds out about a machine: `doctor` tries what zero copy needs, and `bench`
-//! compares splice with copies.
+//! compares splice with copies, and TLS in user space with TLS in the kernel.
 //!
 //! The crate knows nothing of the server. Its caller raises the limit on descriptors first, and
 //! prints errors.
@@ -7,4 +7,5 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod kernel_tls;
 mod report;

@@ -198,6 +198,7 @@ Examples:
   spliceway bench --quick                      in 20 seconds
   spliceway bench --svg bench.svg              in 3 minutes, with charts
   spliceway bench --only bulk,pool --json
+  spliceway bench --tls                        whether --ktls helps here
   spliceway bench --listen 0.0.0.0:9000 --against 10.0.0.7:8000
                                                through a relay elsewhere that
                                                forwards to port 9000 here";

@@ -109,9 +109,9 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "program-ktls",
-        purpose: "sessions of the program that switch to kernel TLS",
+        purpose: "sessions of the program that switch to kernel TLS, and their benchmark",
         source: PROGRAM,
-        filters: &["tls::kernel", "tls::plans::drawn_sessions_in"],
+        filters: &["tls::kernel", "tls::plans::drawn_sessions_in", "bench::kernel_tls"],
         omitted: &[],
         quick: false,
         limit_seconds: 600,

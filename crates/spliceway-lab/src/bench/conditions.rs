@@ -19,6 +19,9 @@ const BACKLOG: i32 = 4096;
 pub(super) struct Conditions {
     /// The core of the relay and the core of the load, if there are two.
     pub(super) cores: Option<[usize; 2]>,
+    /// The cores for a load that has several threads. They share no physical core with the relay
+    /// if possible.
+    pub(super) load_cores: Vec<usize>,
     /// The congestion control of the sockets of this program. `None` if it cannot be chosen.
     pub(super) chosen: Option<&'static str>,
     /// The congestion control that these sockets really have.
@@ -28,7 +31,8 @@ pub(super) struct Conditions {
 impl Conditions {
     /// Finds the conditions, and pins this thread to the core of the load.
     pub(super) fn apply() -> io::Result<Self> {
-        let cores = two_cores();
+        let (relay, load_cores) = relay_and_load();
+        let cores = relay.zip(load_cores.first()).map(|(relay, load)| [relay, *load]);
         if let Some([_, load]) = cores {
             pin_to(load);
         }
@@ -40,6 +44,7 @@ impl Conditions {
             .find(|name| set_tcp_congestion(&probe, name).is_ok());
         Ok(Self {
             cores,
+            load_cores,
             chosen,
             congestion_control: tcp_congestion(&probe)?,
         })
@@ -76,21 +81,34 @@ pub(super) fn choose(socket: impl AsFd, congestion_control: Option<&str>) -> io:
 
 /// Pins this thread to one core. A sandbox may refuse that. The scheduler then chooses the core.
 pub(super) fn pin_to(core: usize) {
-    let mut set = CpuSet::new();
-    set.set(core);
-    let _ = sched_setaffinity(None, &set);
+    pin_to_any(&[core]);
 }
 
-/// Returns two cores that this process may use. They share no physical core if possible.
-fn two_cores() -> Option<[usize; 2]> {
-    let allowed = sched_getaffinity(None).ok()?;
+/// Pins this thread to these cores, if there are any.
+pub(super) fn pin_to_any(cores: &[usize]) {
+    let mut set = CpuSet::new();
+    cores.iter().for_each(|core| set.set(*core));
+    if !cores.is_empty() {
+        let _ = sched_setaffinity(None, &set);
+    }
+}
+
+/// Returns the core of the relay and those of the load, from those that this process may use. They
+/// share no physical core if possible.
+fn relay_and_load() -> (Option<usize>, Vec<usize>) {
+    let Ok(allowed) = sched_getaffinity(None) else {
+        return (None, Vec::new());
+    };
     let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
-    let first = cores.next()?;
+    let relay = cores.next();
     let others: Vec<usize> = cores.collect();
-    let path = format!("/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list");
+    let path = format!(
+        "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list",
+        relay.unwrap_or_default()
+    );
     let siblings = listed(&fs::read_to_string(path).unwrap_or_default());
-    let second = others.iter().find(|core| !siblings.contains(core)).or(others.first());
-    Some([first, *second?])
+    let apart: Vec<usize> = others.iter().filter(|core| !siblings.contains(core)).copied().collect();
+    (relay, if apart.is_empty() { others } else { apart })
 }
 
 /// Returns the numbers in a list of the kernel, such as `0-1,4`.

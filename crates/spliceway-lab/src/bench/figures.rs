@@ -34,9 +34,11 @@ pub(super) struct Row {
     pub(super) figure: &'static str,
     pub(super) unit: &'static str,
     pub(super) values: Vec<Value>,
+    pub(super) subject: String,
+    pub(super) reference: String,
     /// The subject relative to the reference.
     pub(super) ratio: Option<Estimate>,
-    /// The A/A control: the second run of the subject relative to the first.
+    /// The A/A control: the second run of a contender relative to the first.
     pub(super) control: Option<f64>,
     pub(super) verdict: Verdict,
     /// The best contender beside the subject, if it is not the reference.
@@ -66,7 +68,9 @@ pub(super) struct Compared<'a> {
     pub(super) names: Vec<&'a str>,
     pub(super) reference: usize,
     pub(super) subject: usize,
+    /// The second run of a contender, and that contender.
     pub(super) control: usize,
+    pub(super) repeated: usize,
 }
 
 impl Compared<'_> {
@@ -88,13 +92,25 @@ impl Compared<'_> {
     }
 }
 
-/// Returns the rows of a measurement.
+/// Returns the rows of a measurement. With TLS, each contender is compared with the reference.
 pub(super) fn rows(field: &Field, measured: &Measured) -> Vec<Row> {
+    let first = if field.is_tls {
+        field.reference + 1
+    } else {
+        field.subject()
+    };
+    (first..=field.subject())
+        .flat_map(|subject| rows_of(subject, field, measured))
+        .collect()
+}
+
+fn rows_of(subject: usize, field: &Field, measured: &Measured) -> Vec<Row> {
     let compared = Compared {
         names: field.contenders.iter().map(|one| one.name.as_str()).collect(),
         reference: field.reference,
-        subject: field.subject(),
+        subject,
         control: field.control(),
+        repeated: field.subject(),
     };
     let measurement = &measured.measurement;
     let row = |figure: &Figure| {
@@ -155,7 +171,7 @@ impl Row {
             contender: (*name).to_owned(),
             estimate: bootstrap(rounds(at), |some| finite(of(at, some)?)),
         });
-        let control = ratio(compared.control, compared.subject).map(|ratio| ratio.value);
+        let control = ratio(compared.control, compared.repeated).map(|ratio| ratio.value);
         let against = |to: usize| {
             let samples = rounds(compared.subject).min(rounds(to));
             let ratio = ratio(compared.subject, to).zip(control);
@@ -180,6 +196,8 @@ impl Row {
             label,
             figure: figure.name(),
             unit: figure.unit(),
+            subject: compared.names[compared.subject].to_owned(),
+            reference: compared.names[compared.reference].to_owned(),
             values,
             best_alternative,
             verdict: verdict(ratio, control, figure),
@@ -217,6 +235,7 @@ mod tests {
             reference: 0,
             subject: 1,
             control: 2,
+            repeated: 1,
         };
         let values = [reference, subject, control];
         let titles = (String::new(), String::new());
@@ -258,6 +277,7 @@ mod tests {
                 reference: 1,
                 subject: 3,
                 control: 4,
+                repeated: 3,
             };
             let of = |contender: usize, _: &[usize]| Some(values[contender]);
             Row::new(

@@ -24,6 +24,15 @@ pub(super) enum Kind {
     Connections,
     /// A new pipe against a pipe of the pool
     Pool,
+    /// With TLS: one download, which the relay encrypts.
+    #[value(skip)]
+    Encrypt,
+    /// With TLS: one upload, which the relay decrypts.
+    #[value(skip)]
+    Decrypt,
+    /// With TLS: new connections, one after the other.
+    #[value(skip)]
+    Handshakes,
 }
 
 impl Kind {
@@ -35,6 +44,9 @@ impl Kind {
             Self::Requests => "requests",
             Self::Connections => "connections",
             Self::Pool => "pool",
+            Self::Encrypt => "encrypt",
+            Self::Decrypt => "decrypt",
+            Self::Handshakes => "handshakes",
         }
     }
 }
@@ -167,6 +179,26 @@ pub(super) fn all() -> Vec<Measurement> {
         .collect()
 }
 
+/// Returns the measurements of relays that terminate TLS. They have a load of their own.
+pub(super) fn of_tls() -> Vec<Measurement> {
+    let one = |(kind, figures)| Measurement {
+        kind,
+        size: None,
+        offer: Offer {
+            is_closed: true,
+            ..Offer::default()
+        },
+        figures,
+    };
+    [
+        (Kind::Encrypt, BULK),
+        (Kind::Decrypt, BULK),
+        (Kind::Handshakes, &[Figure::CpuEach]),
+    ]
+    .map(one)
+    .into()
+}
+
 impl Measurement {
     /// Returns the title of the table, and the label of the row.
     pub(super) fn titles(&self, figure: Figure) -> (String, String) {
@@ -182,6 +214,9 @@ impl Measurement {
             ),
             Kind::Connections => format!("New connections, {CONNECTIONS} each second"),
             Kind::Pool => "Pipes".to_owned(),
+            Kind::Encrypt => "One download: the relay encrypts".to_owned(),
+            Kind::Decrypt => "One upload: the relay decrypts".to_owned(),
+            Kind::Handshakes => "New connections: a handshake and 1 KiB in each direction".to_owned(),
         };
         let label = match self.size {
             Some(size) if size < MIB => format!("{} KiB", size / KIB),

@@ -53,6 +53,7 @@ impl PoolTimes {
             reference: 0,
             subject: 1,
             control: 2,
+            repeated: 1,
         };
         let row = |(ways, label): (&[Vec<f64>; 3], &str)| {
             let titles = ("Pipes: nanoseconds for each".to_owned(), label.to_owned());

@@ -5,15 +5,18 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
+use spliceway::Engine;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 use super::conditions::{self, Conditions};
+use super::tls::{Acceptor, TlsPlace};
 
 /// The buffers of a tuned copy. Larger ones do not fit into the cache of a core together.
 const TUNED: usize = 256 << 10;
@@ -26,6 +29,12 @@ pub(super) enum RelayKind {
     Tuned,
     /// The `copy_bidirectional` of spliceway.
     Splice,
+    /// TLS in user space.
+    Rustls,
+    /// TLS in the kernel, without splice.
+    KtlsRw,
+    /// TLS in the kernel, with splice.
+    Ktls,
 }
 
 impl RelayKind {
@@ -34,6 +43,9 @@ impl RelayKind {
             Self::Tokio => "tokio",
             Self::Tuned => "tuned",
             Self::Splice => "splice",
+            Self::Rustls => "rustls",
+            Self::KtlsRw => "ktls-rw",
+            Self::Ktls => "ktls",
         }
     }
 
@@ -42,6 +54,19 @@ impl RelayKind {
             Self::Tokio => "tokio's copy_bidirectional, with its buffers of 8 KiB".to_owned(),
             Self::Tuned => format!("copy_bidirectional_with_sizes, with buffers of {} KiB", TUNED >> 10),
             Self::Splice => "spliceway's copy_bidirectional".to_owned(),
+            Self::Rustls => "TLS of the relay in user space, as with `--ktls off`".to_owned(),
+            Self::KtlsRw => "TLS of the relay in the kernel, with reads and writes instead of splice".to_owned(),
+            Self::Ktls => "TLS of the relay in the kernel from the first byte, with splice".to_owned(),
+        }
+    }
+
+    /// Returns where the TLS of the relay is, if it terminates TLS.
+    fn tls_place(self) -> Option<TlsPlace> {
+        match self {
+            Self::Tokio | Self::Tuned | Self::Splice => None,
+            Self::Rustls => Some(TlsPlace::UserSpace),
+            Self::KtlsRw => Some(TlsPlace::Kernel(Engine::Copy)),
+            Self::Ktls => Some(TlsPlace::Kernel(Engine::Auto)),
         }
     }
 }
@@ -57,9 +82,10 @@ pub struct RelayCommand {
     congestion_control: Option<String>,
 }
 
-/// Prints the address that it listens on, and relays until the end of standard input. The parent
-/// holds the other end of standard input, so that the relay never outlives it. For each byte there,
-/// the relay prints its CPU time. (What /proc says about a running thread is late by a tick.)
+/// Prints the address that it listens on, and its certificate if it terminates TLS. Then it relays
+/// until the end of standard input. The parent holds the other end of standard input, so that the
+/// relay never outlives it. For each byte there, the relay prints its CPU time. (What /proc says
+/// about a running thread is late by a tick.)
 ///
 /// # Errors
 /// Returns an error if the relay cannot listen.
@@ -74,13 +100,17 @@ pub fn serve(command: &RelayCommand) -> io::Result<()> {
         conditions::pin_to(core);
     }
     let listener = conditions::listener((Ipv4Addr::LOCALHOST, 0).into(), command.congestion_control.as_deref())?;
+    let acceptor = command.kind.tls_place().map(Acceptor::new).transpose()?.map(Arc::new);
     writeln!(io::stdout(), "{}", listener.local_addr()?)?;
+    if let Some(acceptor) = &acceptor {
+        write!(io::stdout(), "{}", acceptor.certificate)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
         tokio::select! {
             _ = ended => Ok(()),
-            failed = accept(command, listener) => failed,
+            failed = accept(command, listener, acceptor) => failed,
         }
     })
 }
@@ -96,35 +126,44 @@ fn answer() -> io::Result<()> {
     Ok(())
 }
 
-async fn accept(command: &RelayCommand, listener: TcpListener) -> io::Result<()> {
+async fn accept(command: &RelayCommand, listener: TcpListener, acceptor: Option<Arc<Acceptor>>) -> io::Result<()> {
     let (kind, upstream) = (command.kind, command.upstream);
     loop {
         let (client, _) = listener.accept().await?;
+        client.set_nodelay(true)?;
         let name = command.congestion_control.clone();
+        let acceptor = acceptor.clone();
         tokio::spawn(async move {
+            let connect = connect(upstream, name.as_deref());
             // A session that fails loses bytes, which the load notices.
-            let _ = session(kind, client, upstream, name.as_deref()).await;
+            let _ = match acceptor {
+                Some(acceptor) => acceptor.session(client, connect).await,
+                None => session(kind, client, connect).await,
+            };
         });
     }
+}
+
+async fn connect(upstream: SocketAddr, congestion_control: Option<&str>) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    conditions::choose(&socket, congestion_control)?;
+    let upstream = socket.connect(upstream).await?;
+    upstream.set_nodelay(true)?;
+    Ok(upstream)
 }
 
 async fn session(
     kind: RelayKind,
     mut client: TcpStream,
-    upstream: SocketAddr,
-    congestion_control: Option<&str>,
+    connect: impl Future<Output = io::Result<TcpStream>>,
 ) -> io::Result<()> {
-    let socket = TcpSocket::new_v4()?;
-    conditions::choose(&socket, congestion_control)?;
-    let mut upstream = socket.connect(upstream).await?;
-    client.set_nodelay(true)?;
-    upstream.set_nodelay(true)?;
+    let mut upstream = connect.await?;
     let (a, b) = (&mut client, &mut upstream);
     // The future is on the heap, so that a session uses only the memory of its own kind.
     let copied = match kind {
         RelayKind::Tokio => Box::pin(tokio::io::copy_bidirectional(a, b)).await,
         RelayKind::Tuned => Box::pin(tokio::io::copy_bidirectional_with_sizes(a, b, TUNED, TUNED)).await,
-        RelayKind::Splice => Box::pin(spliceway::copy_bidirectional(a, b)).await,
+        _ => Box::pin(spliceway::copy_bidirectional(a, b)).await,
     };
     copied.map(drop)
 }
@@ -136,6 +175,8 @@ pub(super) struct Relay {
     stdout: BufReader<ChildStdout>,
     /// The address that clients connect to.
     pub(super) address: SocketAddr,
+    /// The certificate of a relay that speaks TLS, in PEM.
+    pub(super) certificate: Option<String>,
 }
 
 impl Relay {
@@ -156,8 +197,12 @@ impl Relay {
             stdin,
             stdout: BufReader::new(stdout),
             address: (Ipv4Addr::UNSPECIFIED, 0).into(),
+            certificate: None,
         };
         relay.address = relay.line()?;
+        if kind.tls_place().is_some() {
+            relay.certificate = Some(relay.pem()?);
+        }
         Ok(relay)
     }
 
@@ -166,6 +211,16 @@ impl Relay {
     pub(super) fn cpu_time(&mut self) -> io::Result<Duration> {
         self.stdin.write_all(b"?")?;
         self.line().map(Duration::from_nanos)
+    }
+
+    fn pem(&mut self) -> io::Result<String> {
+        let mut pem = String::new();
+        while !pem.contains("-----END") {
+            if self.stdout.read_line(&mut pem)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(pem)
     }
 
     fn line<T: FromStr>(&mut self) -> io::Result<T> {
@@ -181,5 +236,53 @@ impl Drop for Relay {
         // The process may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(all(test, feature = "tls"))]
+mod tests {
+    use super::*;
+    use crate::bench::measurement::Kind;
+    use crate::bench::tls::Load;
+
+    const WINDOW: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(300));
+
+    #[test]
+    fn each_load_passes_a_relay_with_tls_in_user_space() {
+        let conditions = Conditions::apply().unwrap();
+        let (of_relay, of_server) = (conditions.listener().unwrap(), conditions.listener().unwrap());
+        let acceptor = Acceptor::new(TlsPlace::UserSpace).unwrap();
+        let (certificate, relay) = (acceptor.certificate.clone(), of_relay.local_addr().unwrap());
+        let command = RelayCommand {
+            kind: RelayKind::Rustls,
+            upstream: of_server.local_addr().unwrap(),
+            core: None,
+            congestion_control: None,
+        };
+        let serve = move |stopped: oneshot::Receiver<()>| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = TcpListener::from_std(of_relay).unwrap();
+                tokio::select! {
+                    _ = stopped => {}
+                    failed = accept(&command, listener, Some(Arc::new(acceptor))) => failed.unwrap(),
+                }
+            });
+        };
+        thread::scope(|scope| {
+            let (_stop, stopped) = oneshot::channel();
+            scope.spawn(move || serve(stopped));
+            let load = Load::new(&certificate, relay, of_server, &conditions).unwrap();
+            for kind in [Kind::Encrypt, Kind::Decrypt, Kind::Handshakes] {
+                let mut looks = Vec::new();
+                let done = load.run(kind, WINDOW, |opens| {
+                    looks.push(opens);
+                    Ok(())
+                });
+                let done = done.unwrap();
+                assert!(done.bytes + done.completed > 0, "{kind:?}");
+                assert_eq!(looks, [true, false]);
+            }
+        });
     }
 }

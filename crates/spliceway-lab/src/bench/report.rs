@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::figures::{Alternative, Row, Verdict};
 use super::measurement::{Figure, Kind};
 use super::run::{Field, Measured};
+use super::verdict;
 use crate::report::{System, wrapped};
 
 /// The columns of a label, of a value and of the ratio: 80 with four values.
@@ -39,6 +40,9 @@ pub(super) struct Report {
     notes: Vec<String>,
     #[serde(skip)]
     is_paced: bool,
+    /// The cores of the load, if the relays terminate TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_cores: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -72,6 +76,7 @@ impl Report {
             rows,
             notes: measured.iter().flat_map(|one| notes(field, one)).collect(),
             is_paced: field.conditions.is_paced(),
+            load_cores: field.is_tls.then_some(field.conditions.load_cores.len()),
         }
     }
 
@@ -85,16 +90,16 @@ impl Report {
     pub(super) fn print_text(&self) -> io::Result<()> {
         let bold = Style::new().bold();
         let mut text = self.head();
-        let mut title = "";
+        let mut table = ("", "");
         for row in &self.rows {
-            if row.title != title {
-                title = &row.title;
+            let title = &*row.title;
+            if (title, &*row.subject) != table {
+                table = (title, &row.subject);
                 let _ = write!(text, "\n{bold}{title}{bold:#}\n{:LABEL$}", "");
                 for value in &row.values {
                     let _ = write!(text, "{:>VALUE$}", value.contender);
                 }
-                let (subject, reference) = self.compared(row);
-                let _ = writeln!(text, "{:>RATIO$}", format!("{subject} / {reference}"));
+                let _ = writeln!(text, "{:>RATIO$}", format!("{} / {}", row.subject, row.reference));
             }
             text += &shown(row);
         }
@@ -121,21 +126,16 @@ impl Report {
             ..
         } = self;
         let cores = match self.cores {
-            Some([relay, load]) => format!("relays on core {relay}, load on core {load}"),
+            Some([relay, load]) => match self.load_cores {
+                Some(count @ 2..) => format!("relays on core {relay}, load on {count} other cores"),
+                _ => format!("relays on core {relay}, load on core {load}"),
+            },
             None => "relays and load share a core".to_owned(),
         };
         format!(
             "spliceway {version}, Linux {kernel} {machine}, user {user}\n\
              {rounds} rounds of {seconds_each} s; {cores}; congestion control {congestion_control}\n"
         )
-    }
-
-    /// Returns the names that the ratio of a row compares.
-    fn compared<'a>(&'a self, row: &'a Row) -> (&'a str, &'a str) {
-        match (row.measurement, row.values.as_slice()) {
-            (Kind::Pool, [create, pool]) => (&pool.contender, &create.contender),
-            _ => (&self.subject, &self.reference),
-        }
     }
 
     /// Returns what follows from the rows, in sentences.
@@ -145,12 +145,15 @@ impl Report {
             Kind::Pool => row.label.starts_with('1'),
             _ => row.figure == self.decisive_figure(row.measurement),
         };
-        let mut all: Vec<String> = self
-            .rows
-            .iter()
-            .filter(decisive)
-            .map(|row| self.sentence(row))
-            .collect();
+        let mut all: Vec<String> = match self.load_cores {
+            Some(_) => verdict::sentences(&self.rows, &self.subject),
+            None => self
+                .rows
+                .iter()
+                .filter(decisive)
+                .map(|row| self.sentence(row))
+                .collect(),
+        };
         let noisy = self.rows.iter().filter(|row| row.verdict == Verdict::TooNoisy).count();
         if noisy > 0 {
             all.push(format!(
@@ -167,6 +170,13 @@ impl Report {
             ));
         }
         all.extend(self.notes.iter().cloned());
+        if self.load_cores.is_some() {
+            all.push(
+                "The clients speak TLS 1.3 with AES-256-GCM by rustls in user space, and the server speaks none. CPU time \
+                 is that of the relay's process: work of the kernel's own threads is not in it."
+                    .to_owned(),
+            );
+        }
         all.push(
             "Brackets are 95 % intervals, widened for the few rounds and by the difference of two runs of the same \
              relay. A bulk rate that is equal for all is the limit of the load: then only CPU time tells."
@@ -186,7 +196,7 @@ impl Report {
     }
 
     fn sentence(&self, row: &Row) -> String {
-        let (subject, reference) = self.compared(row);
+        let Row { subject, reference, .. } = row;
         let what = match row.figure {
             "cpu" => "CPU time",
             "rate" => "rate",

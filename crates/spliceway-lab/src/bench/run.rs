@@ -10,6 +10,7 @@ use spliceway_load::{Done, Generator, Offer, schedule};
 use super::conditions::{self, Conditions};
 use super::measurement::Measurement;
 use super::relay::{Relay, RelayKind};
+use super::tls::Load;
 
 /// How long the load waits for messages that are late at the end of a run.
 const GRACE: Duration = Duration::from_millis(200);
@@ -86,6 +87,8 @@ pub(super) struct Field {
     pub(super) contenders: Vec<Contender>,
     pub(super) reference: usize,
     pub(super) conditions: Conditions,
+    /// Whether the relays terminate TLS.
+    pub(super) is_tls: bool,
     /// The server's listener, if relays elsewhere must find it.
     listener: Option<TcpListener>,
 }
@@ -107,9 +110,17 @@ impl Field {
             reference,
             listener: listener.transpose()?,
             conditions,
+            is_tls: false,
         };
         field.try_relays()?;
         Ok(field)
+    }
+
+    /// Returns relays that terminate TLS. The first one is the reference.
+    pub(super) fn of_tls() -> io::Result<Self> {
+        let contenders = [RelayKind::Rustls, RelayKind::KtlsRw, RelayKind::Ktls].map(Contender::own);
+        let field = Self::new(contenders.into(), 0, None)?;
+        Ok(Self { is_tls: true, ..field })
     }
 
     pub(super) fn subject(&self) -> usize {
@@ -151,19 +162,28 @@ impl Field {
             (_, Some(relay)) => relay.address,
             (_, None) => server,
         };
-        let offer = Offer {
-            congestion_control: self.conditions.chosen,
-            ..measurement.offer
-        };
         let window = measurement.window(time);
-        let schedule = schedule(&offer, 1 + u64::from(round), window.1, |_| 1.0);
+        let certificate = relay.as_mut().and_then(|relay| relay.certificate.take());
         let mut looks = Vec::with_capacity(2);
         let look = |_| {
             let cpu = relay.as_mut().map(Relay::cpu_time).transpose()?;
             looks.push((Instant::now(), cpu));
             Ok(())
         };
-        let done = Generator::connect(offer, listener, address)?.run(&schedule, window, GRACE, look)?;
+        let done = match certificate {
+            Some(certificate) => {
+                let load = Load::new(&certificate, address, listener, &self.conditions)?;
+                load.run(measurement.kind, window, look)?
+            }
+            None => {
+                let offer = Offer {
+                    congestion_control: self.conditions.chosen,
+                    ..measurement.offer
+                };
+                let schedule = schedule(&offer, 1 + u64::from(round), window.1, |_| 1.0);
+                Generator::connect(offer, listener, address)?.run(&schedule, window, GRACE, look)?
+            }
+        };
         let [(began, before), (ended, after)] = looks[..] else {
             return Err(io::Error::other("the run ended early"));
         };

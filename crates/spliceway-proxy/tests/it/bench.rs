@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process_group};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
+use spliceway::{KernelTls, TlsCipher};
 use spliceway_net::has_tool;
 
 use crate::harness::{Program, accept, address_in, listen, read_exactly, refusing, with_patience};
@@ -93,6 +94,39 @@ fn the_text_of_bench_has_at_most_80_columns_and_no_colours_in_a_file() {
 }
 
 #[test]
+fn kernel_tls_is_judged_or_refused_with_the_remedy() {
+    let arguments = ["bench", "--tls", "--rounds", "3", "--time", "100ms"];
+    let output = Command::new(BENCH).args(arguments).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    if let Err(refused) = KernelTls::probe(TlsCipher::Aes256Gcm) {
+        assert_eq!((output.status.code(), &*text), (Some(1), ""), "{error}");
+        assert!(
+            error.contains("--tls: the kernel refuses TLS (") && error.contains(&refused.to_string()),
+            "{error}"
+        );
+        assert!(
+            error.contains("modprobe tls") || error.contains("Linux 6.14"),
+            "{error}"
+        );
+        return;
+    }
+    assert!(output.status.success() && error.is_empty(), "{text}{error}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "rustls ktls-rw ktls ktls-rw / rustls",
+        "rustls ktls-rw ktls ktls / rustls",
+        "One download: the relay encrypts. Kernel TLS moves ",
+        "One upload: the relay decrypts. Kernel TLS moves ",
+        "If the kernel gets its TLS at once, a connection has ",
+    ] {
+        assert!(words.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains('–'), "something was not measured: {text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
 fn bench_measures_through_a_relay_that_runs_elsewhere() {
     // A socket that does not listen reserves the port until bench listens there.
     let reserved = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -144,6 +178,7 @@ fn bench_refuses_what_cannot_work_before_it_measures() {
         (&["--against", &refused], "--listen"),
         (&["--time", "1h"], "10ms to 10s"),
         (&["--only", "everything"], "possible values"),
+        (&["--tls", "--only", "bulk"], "cannot be used with"),
     ] {
         let output = Command::new(BENCH).arg("bench").args(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
