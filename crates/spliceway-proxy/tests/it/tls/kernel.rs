@@ -289,7 +289,7 @@ fn a_client_in_the_kernel_that_ends_badly_is_no_regular_end() {
 fn a_flood_of_key_updates_ends_a_session_in_the_kernel() {
     let pair = Pair::new(&["a.test"]);
     let (listener, target) = listen();
-    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+    let Some(mut program) = switching(&target.to_string(), "1B", &pair.arguments()) else {
         return;
     };
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();

@@ -60,7 +60,7 @@ fn fifty_sessions_in_mid_transfer_survive_twenty_upgrades() {
     const SESSIONS: u64 = 50;
     let pair = Pair::new(&["a.test"]);
     let target = echo("127.0.0.1:0").to_string();
-    let Some(mut program) = switching(&target, "100000", &pair.arguments()) else {
+    let Some(mut program) = switching(&target, "100000B", &pair.arguments()) else {
         return;
     };
     let (stop, config) = (AtomicBool::new(false), Config::new(&pair).versions(TLS13));
@@ -121,7 +121,7 @@ fn a_stream_that_is_cut_after_an_upgrade_stays_cut_at_the_other_end() {
     let server = Server::speaking(&issued, Speaks { versions: TLS13, ..ANY });
     let more = [&pair.arguments()[..], &["--target-tls-ca", ca.path()]].concat();
     for is_announced in [true, false] {
-        let Some(mut program) = switching(&server.target(), "1", &more) else {
+        let Some(mut program) = switching(&server.target(), "1B", &more) else {
             return;
         };
         let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
@@ -162,7 +162,7 @@ fn a_session_that_has_not_switched_does_so_in_an_upgrade() {
     );
     let server = Server::speaking(&issued, Speaks { versions: TLS13, ..ANY });
     let more = [&pair.arguments()[..], &["--target-tls-ca", ca.path()]].concat();
-    let Some(mut program) = switching(&server.target(), "1000000000", &more) else {
+    let Some(mut program) = switching(&server.target(), "1000000000B", &more) else {
         return;
     };
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
@@ -187,7 +187,7 @@ fn a_session_that_the_new_process_refuses_continues_in_the_old_one() {
     }
     let (pair, (listener, target)) = (Pair::new(&["a.test"]), listen());
     let file = config(target, &pair);
-    let text = fs::read_to_string(&file.0).unwrap() + "ktls = \"on\"\nktls_after = 1\n";
+    let text = fs::read_to_string(&file.0).unwrap() + "ktls = \"on\"\nktls_after = \"1B\"\n";
     file.write(&text);
     let mut program = Program::run(&file);
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
@@ -226,7 +226,7 @@ fn a_session_that_the_new_process_refuses_continues_in_the_old_one() {
 #[test]
 fn a_client_that_has_finished_gets_its_answer_after_an_upgrade() {
     let (pair, (listener, target)) = (Pair::new(&["a.test"]), listen());
-    let Some(mut program) = switching(&target.to_string(), "1", &pair.arguments()) else {
+    let Some(mut program) = switching(&target.to_string(), "1B", &pair.arguments()) else {
         return;
     };
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
