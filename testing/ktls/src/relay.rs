@@ -127,8 +127,8 @@ async fn run(
 
 type TlsRelay = Relay<KernelTls, TcpStream>;
 
-/// Polls the relay until it ends. After this many polls, returns `None` if the relay can move. It is
-/// woken before that, so that the runtime sees its sockets.
+/// Polls the relay until it ends. After this many polls, returns `None` if the relay can move. It
+/// is woken before that, so that the runtime sees its sockets.
 async fn poll_often(relay: &mut TlsRelay, polls: Option<u64>) -> Option<Result<RelaySummary, RelayError>> {
     let mut count = 0;
     poll_fn(|cx| {

@@ -187,7 +187,7 @@ fn a_session_that_the_new_process_refuses_continues_in_the_old_one() {
     }
     let (pair, (listener, target)) = (Pair::new(&["a.test"]), listen());
     let file = config(target, &pair);
-    let text = fs::read_to_string(&file.0).unwrap() + "ktls = \"on\"\nktls_after = \"1B\"\n";
+    let text = fs::read_to_string(&file.0).unwrap() + "[engine]\nktls = \"on\"\nktls_after = \"1B\"\n";
     file.write(&text);
     let mut program = Program::run(&file);
     let mut client = Client::connect(&program, &Config::new(&pair).versions(TLS13)).unwrap();
