@@ -1,6 +1,6 @@
 // Relays every connection as Go programs do. Each direction is an io.Copy, which splices, and then
 // a CloseWrite.
-// Arguments: the address to listen on and the address to connect to.
+// Arguments: the address to listen on, and the addresses to connect to, which take turns.
 package main
 
 import (
@@ -18,14 +18,15 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for {
+	targets := os.Args[2:]
+	for turn := 0; ; turn++ {
 		client, err := listener.Accept()
 		if err != nil {
 			// Most likely, no descriptor is free. Wait, as net/http does.
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		go relay(client.(*net.TCPConn), os.Args[2])
+		go relay(client.(*net.TCPConn), targets[turn%len(targets)])
 	}
 }
 
