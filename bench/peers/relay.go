@@ -14,7 +14,8 @@ import (
 
 func main() {
 	runtime.GOMAXPROCS(1)
-	listener, err := net.Listen("tcp", os.Args[1])
+	// The addresses are IPv4. With "tcp", Go listens on :: instead of 0.0.0.0.
+	listener, err := net.Listen("tcp4", os.Args[1])
 	if err != nil {
 		log.Fatal(err)
 	}

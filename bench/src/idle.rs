@@ -130,6 +130,7 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
         requests: Some(requests),
         ..Offer::default()
     };
+    wait_for_the_slab()?;
     let any = Ipv4Addr::UNSPECIFIED.into();
     let listener = site
         .node(SERVER)
@@ -187,4 +188,20 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
         each(slab_before, slab_after),
         cpu.as_nanos() as f64 / sessions as f64,
     ])
+}
+
+/// Waits until the kernel has freed the sockets of the relay before. The sessions would otherwise
+/// seem to need less memory. Workers of nginx close theirs after the benchmark has ended nginx.
+#[expect(clippy::disallowed_methods, reason = "nothing says when the kernel is done")]
+fn wait_for_the_slab() -> io::Result<()> {
+    const FEW_KIB: u64 = 256;
+    let mut before = u64::MAX;
+    loop {
+        let now = machine::slab_kib()?;
+        if before.saturating_sub(now) < FEW_KIB {
+            return Ok(());
+        }
+        before = now;
+        thread::sleep(Duration::from_millis(200));
+    }
 }
