@@ -1,6 +1,6 @@
 // Relays every connection as Go programs do. Each direction is an io.Copy, which splices, and then
 // a CloseWrite.
-// Arguments: the address to listen on and the address to connect to.
+// Arguments: the address to listen on, and the addresses to connect to, which take turns.
 package main
 
 import (
@@ -14,18 +14,20 @@ import (
 
 func main() {
 	runtime.GOMAXPROCS(1)
-	listener, err := net.Listen("tcp", os.Args[1])
+	// The addresses are IPv4. With "tcp", Go listens on :: instead of 0.0.0.0.
+	listener, err := net.Listen("tcp4", os.Args[1])
 	if err != nil {
 		log.Fatal(err)
 	}
-	for {
+	targets := os.Args[2:]
+	for turn := 0; ; turn++ {
 		client, err := listener.Accept()
 		if err != nil {
 			// Most likely, no descriptor is free. Wait, as net/http does.
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		go relay(client.(*net.TCPConn), os.Args[2])
+		go relay(client.(*net.TCPConn), targets[turn%len(targets)])
 	}
 }
 

@@ -1,4 +1,5 @@
-//! The resources of idle sessions: what a relay holds for a session that has had one exchange.
+//! The resources of idle sessions: what a relay holds for a session that has had one exchange, and
+//! what the kernel holds.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,7 +13,6 @@ use crate::contender::{self, Contender};
 use crate::figures::Figures;
 use crate::kind;
 use crate::relay::Relay;
-use crate::servers::Server;
 use crate::site::{CLIENT, RELAY, SERVER, Site};
 
 pub(crate) const FEW_MEMORY: &str = "idle, 2,000 sessions: resident memory";
@@ -33,6 +33,10 @@ const PER_TARGET: usize = 30_000;
 const EXCHANGE: usize = 16 << 10;
 /// Pages differ more between programs than between runs, so a few rounds are enough.
 const ROUNDS: usize = 3;
+/// Figures of each number of sessions.
+const TABLES: usize = 5;
+/// Time without exchanges, whose CPU time is measured.
+const SILENCE: Duration = Duration::from_secs(5);
 /// The descriptors of a session in the load generator, and in most relays. A relay that keeps pipes
 /// of its own needs six.
 const DESCRIPTORS: usize = 2;
@@ -61,7 +65,7 @@ pub(crate) fn memory_of(title: &str) -> String {
 pub(crate) fn seconds(only: &[String], contenders: &[String], rounds: usize) -> f64 {
     let contenders = contender::asked(contender::for_idle_sessions(), contenders).len();
     let each = asked(only)
-        .map(|(sessions, _)| 3.0 + *sessions as f64 * 1e-3)
+        .map(|(sessions, _)| 8.0 + *sessions as f64 * 1e-3)
         .sum::<f64>();
     each * (contenders * rounds.min(ROUNDS)) as f64
 }
@@ -84,16 +88,16 @@ pub(crate) fn of(
     title: &str,
     contenders: &[String],
     rounds: usize,
-) -> io::Result<[Figures; 3]> {
+) -> io::Result<[Figures; TABLES]> {
     let figures = |what: &str, unit, decimals| Figures::new(format!("{title}: {what}"), unit, decimals);
     let mut all = [
         figures("resident memory", "KiB each", 1),
         figures("descriptors", "each", 2),
         figures("pipes", "each", 2),
+        figures("kernel memory, with both peers", "KiB each", 1),
+        figures("CPU time of 5 s", "ns each", 0),
     ];
     let mut contenders = contender::asked(contender::for_idle_sessions(), contenders);
-    // Only programs have several targets.
-    contenders.retain(|one| sessions <= PER_TARGET || one.kind.server().is_some_and(Server::balances));
     for _ in 0..rounds {
         let mut failed = Vec::new();
         for contender in &contenders {
@@ -114,16 +118,19 @@ pub(crate) fn of(
     Ok(all)
 }
 
-/// Returns what a relay holds for each of the sessions: memory in KiB, descriptors and pipes.
-fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64; 3]> {
-    let offer = Offer {
-        requests: Some(Requests {
-            connections: sessions,
-            size: EXCHANGE,
-            rate: 0.0,
-        }),
+/// Returns a figure of each table for each of the sessions.
+#[expect(clippy::disallowed_methods, reason = "a window of time is what is measured")]
+fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64; TABLES]> {
+    let requests = Requests {
+        connections: sessions,
+        size: EXCHANGE,
+        rate: 0.0,
+    };
+    let offer = |requests| Offer {
+        requests: Some(requests),
         ..Offer::default()
     };
+    wait_for_the_slab()?;
     let any = Ipv4Addr::UNSPECIFIED.into();
     let listener = site
         .node(SERVER)
@@ -132,12 +139,19 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
     let targets: Vec<SocketAddr> = (0..sessions.div_ceil(PER_TARGET))
         .map(|at| (Ipv4Addr::new(127, 0, 0, 1 + at as u8), port).into())
         .collect();
-    let (one, _) = site.addresses();
-    let at = if targets.len() == 1 { one } else { any };
+    let (address, _) = site.addresses();
+    let at = if targets.len() == 1 { address } else { any };
     let mut relay = site.node(RELAY).inside(|| Relay::start(contender.kind, at, &targets))?;
-    relay.address.set_ip(one);
-    let before = relay.resources()?;
-    let mut after = before;
+    relay.address.set_ip(address);
+    // A program that listens may not have started all of its processes. One that relays has.
+    let one = Requests {
+        connections: 1,
+        ..requests
+    };
+    site.node(CLIENT)
+        .inside(|| Generator::connect(offer(one), listener.try_clone()?, relay.address).map(drop))?;
+    let (before, slab_before) = (relay.resources()?, machine::slab_kib()?);
+    let (mut after, mut slab_after, mut cpu) = (before, slab_before, Duration::ZERO);
     // One exchange on each connection, and then one second without exchanges.
     let gap = Duration::from_micros(500);
     let schedule: Schedule = (0..sessions).map(|at| (gap * at as u32, What::Request(at))).collect();
@@ -145,10 +159,15 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
     let done = thread::scope(|scope| {
         let generating = scope.spawn(|| {
             site.node(CLIENT).enter()?;
-            let generator = Generator::connect(offer, listener, relay.address)?;
+            let generator = Generator::connect(offer(requests), listener, relay.address)?.without_spin();
             generator.run(&schedule, window, Duration::ZERO, |opens| {
                 if !opens {
+                    // The kernel keeps an object for each descriptor that somebody looks at.
+                    slab_after = machine::slab_kib()?;
                     after = relay.resources()?;
+                    let used = relay.cpu_time()?;
+                    thread::sleep(SILENCE);
+                    cpu = relay.cpu_time()?.saturating_sub(used);
                 }
                 Ok(())
             })
@@ -166,5 +185,23 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
         each(before.rss_kib, after.rss_kib),
         each(before.descriptors, after.descriptors),
         each(before.pipes, after.pipes) / 2.0,
+        each(slab_before, slab_after),
+        cpu.as_nanos() as f64 / sessions as f64,
     ])
+}
+
+/// Waits until the kernel has freed the sockets of the relay before. The sessions would otherwise
+/// seem to need less memory. Workers of nginx close theirs after the benchmark has ended nginx.
+#[expect(clippy::disallowed_methods, reason = "nothing says when the kernel is done")]
+fn wait_for_the_slab() -> io::Result<()> {
+    const FEW_KIB: u64 = 256;
+    let mut before = u64::MAX;
+    loop {
+        let now = machine::slab_kib()?;
+        if before.saturating_sub(now) < FEW_KIB {
+            return Ok(());
+        }
+        before = now;
+        thread::sleep(Duration::from_millis(200));
+    }
 }

@@ -132,8 +132,9 @@ pub(crate) fn build_before() -> Option<PathBuf> {
 /// The backlog of every relay's listener. No load opens this many connections at the same time.
 pub(crate) const BACKLOG: i32 = 4096;
 
-/// Relays every connection from `listen` to `upstream`. Prints the address that it listens on.
-pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
+/// Relays every connection from `listen` to one of the upstreams, which take turns. Prints the
+/// address that it listens on.
+pub(crate) fn serve(kind: Kind, listen: IpAddr, upstreams: &'static [SocketAddr]) -> io::Result<()> {
     if kind.shares_cores() {
         machine::use_all_cores()?;
     } else {
@@ -147,22 +148,22 @@ pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Res
         Kind::TokioTwoWorkers | Kind::TwoWorkers => {
             let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
             // The accept loop is a task on a worker, as in programs that do more than relay.
-            let accepting = runtime.spawn(async move { accept(kind, TcpListener::from_std(first)?, upstream).await });
+            let accepting = runtime.spawn(async move { accept(kind, TcpListener::from_std(first)?, upstreams).await });
             runtime.block_on(accepting).expect("it does not panic")
         }
         Kind::TwoRuntimes => {
             let second = listener(address, true)?;
-            thread::spawn(move || on_this_thread(kind, second, upstream));
-            on_this_thread(kind, first, upstream)
+            thread::spawn(move || on_this_thread(kind, second, upstreams));
+            on_this_thread(kind, first, upstreams)
         }
-        _ => on_this_thread(kind, first, upstream),
+        _ => on_this_thread(kind, first, upstreams),
     }
 }
 
 /// Relays on this thread. Every relay has timers, because real programs do.
-fn on_this_thread(kind: Kind, listener: std::net::TcpListener, upstream: SocketAddr) -> io::Result<()> {
+fn on_this_thread(kind: Kind, listener: std::net::TcpListener, upstreams: &[SocketAddr]) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async { accept(kind, TcpListener::from_std(listener)?, upstream).await })
+    runtime.block_on(async { accept(kind, TcpListener::from_std(listener)?, upstreams).await })
 }
 
 /// Returns a listener whose queue holds all connections. With `shares`, another listener may use
@@ -182,13 +183,15 @@ fn report_address(address: SocketAddr) {
 }
 
 /// Relays every connection, without end.
-async fn accept(kind: Kind, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
+async fn accept(kind: Kind, listener: TcpListener, upstreams: &[SocketAddr]) -> io::Result<()> {
+    let mut turns = upstreams.iter().cycle().copied();
     loop {
         let Ok((client, _)) = listener.accept().await else {
             // Programs wait in this case: if all descriptors are in use, one may become free.
             tokio::time::sleep(Duration::from_millis(5)).await;
             continue;
         };
+        let upstream = turns.next().expect("there is an upstream");
         tokio::spawn(async move {
             // A session that ends in an error causes a wrong count at the load, which reports the
             // error.

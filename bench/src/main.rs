@@ -60,6 +60,8 @@ enum Cli {
         kind: Kind,
         upstream: SocketAddr,
         listen: IpAddr,
+        /// Further upstreams. Connections take turns on all of them.
+        others: Vec<SocketAddr>,
     },
 }
 
@@ -70,7 +72,12 @@ fn main() -> ExitCode {
         Cli::Validate => validate::run(),
         Cli::Lab(options) => lab::run(&options),
         Cli::Tls(options) => tls::run(&options),
-        Cli::Relay { kind, upstream, listen } => kind::serve(kind, listen, upstream),
+        Cli::Relay {
+            kind,
+            upstream,
+            listen,
+            others,
+        } => kind::serve(kind, listen, [vec![upstream], others].concat().leak()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

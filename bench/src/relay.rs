@@ -43,7 +43,7 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts a relay on its core. Only programs that balance use more than the first target.
+    /// Starts a relay on its core. Its connections take turns on the targets.
     pub(crate) fn start(kind: Kind, listen: IpAddr, targets: &[SocketAddr]) -> io::Result<Self> {
         Self::start_under(&[], kind, listen, targets)
     }
@@ -55,11 +55,10 @@ impl Relay {
         listen: IpAddr,
         targets: &[SocketAddr],
     ) -> io::Result<Self> {
-        let upstream = targets[0];
         if kind == Kind::Direct {
             return Ok(Self {
                 process: None,
-                address: upstream,
+                address: targets[0],
                 _port: None,
             });
         }
@@ -74,7 +73,9 @@ impl Relay {
         };
         let name = kind.to_possible_value().expect("all others can be typed");
         let mut command = Command::new(build);
-        command.args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()]);
+        // Older builds, which may be contenders too, know only the first target.
+        command.args(["relay", name.get_name(), &targets[0].to_string(), &listen.to_string()]);
+        command.args(targets[1..].iter().map(SocketAddr::to_string));
         let mut command = servers::under(instrument, &command);
         let cores = if kind.shares_cores() { BOTH } else { OWN };
         let mut process = Process::spawn(command.stdout(Stdio::piped()), cores, None)?;

@@ -45,7 +45,8 @@ impl Server {
             Self::Go => {
                 let relay = go_relay().as_ref().map_err(|why| io::Error::other(why.clone()))?;
                 let mut command = Command::new(format!("/proc/{}/fd/{}", std::process::id(), relay.as_raw_fd()));
-                command.args([listen.to_string(), targets[0].to_string()]);
+                command.arg(listen.to_string());
+                command.args(targets.iter().map(SocketAddr::to_string));
                 Ok(command)
             }
             Self::Haproxy => {
@@ -78,11 +79,6 @@ impl Server {
 }
 
 impl Server {
-    /// Returns whether the program can have several targets.
-    pub(crate) fn balances(self) -> bool {
-        self != Self::Go
-    }
-
     /// Returns the path of spliceway's program, which `cargo xtask bench` builds in this program's
     /// folder.
     pub(crate) fn spliceway(self) -> io::Result<PathBuf> {
