@@ -11,6 +11,7 @@ mod kernel;
 mod leaving;
 mod originate;
 mod outside;
+mod peers;
 mod plans;
 mod relayed;
 mod renewed;

@@ -37,7 +37,7 @@ fn refuses_sockets() -> bool {
 
 /// Starts a forwarder that gives connections to the kernel after `after` bytes. Returns `None` if
 /// the kernel cannot take them.
-fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
+pub(super) fn switching(target: &str, after: &str, more: &[&str]) -> Option<Program> {
     can_switch().then(|| Program::start_with(&[("SPLICEWAY_TEST_KTLS_AFTER", after)], &arguments(target, more)))
 }
 
