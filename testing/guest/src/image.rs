@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::kernel::Unpacked;
-use crate::suites::Suite;
+use crate::suites::{PEERS, Suite};
 use crate::{Folders, at, output};
 
 /// The programs that the tests and the guest's first process call. A test skips itself if its
@@ -90,6 +90,9 @@ pub(crate) fn system(
             .map(|(_, path)| path)
             .ok_or_else(|| format!("cargo built no {source}"))
     };
+    if suites.iter().any(|suite| suite.name == PEERS) {
+        image.add_peers(folders)?;
+    }
     let spliceway = file_of("crates/spliceway-proxy/src/main.rs")?;
     image.add_stripped(spliceway)?;
     let mut list = String::new();
@@ -166,7 +169,7 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// A folder that becomes an archive.
-struct Image {
+pub(crate) struct Image {
     folder: PathBuf,
 }
 
@@ -220,22 +223,22 @@ impl Image {
     }
 
     /// Returns where an absolute path of the guest is on this machine.
-    fn within(&self, path: &Path) -> PathBuf {
+    pub(crate) fn within(&self, path: &Path) -> PathBuf {
         self.folder.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    fn make(&self, folder: &Path) -> Result<(), String> {
+    pub(crate) fn make(&self, folder: &Path) -> Result<(), String> {
         let folder = self.within(folder);
         fs::create_dir_all(&folder).map_err(at(&folder))
     }
 
-    fn write(&self, path: &str, text: &str) -> Result<(), String> {
+    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), String> {
         let path = self.within(Path::new(path));
         fs::write(&path, text).map_err(at(&path))
     }
 
     /// Adds a program at this path, and the libraries that it loads.
-    fn add_program(&self, from: &Path, path: &Path) -> Result<(), String> {
+    pub(crate) fn add_program(&self, from: &Path, path: &Path) -> Result<(), String> {
         self.copy(from, path)?;
         self.add_libraries(from)
     }
@@ -251,7 +254,7 @@ impl Image {
         self.add_libraries(path)
     }
 
-    fn add_libraries(&self, program: &Path) -> Result<(), String> {
+    pub(crate) fn add_libraries(&self, program: &Path) -> Result<(), String> {
         // A static program and a script have none, and `ldd` fails.
         let listed = Command::new("ldd").arg(program).output();
         let listed = listed.map_err(|error| format!("cannot start ldd: {error}"))?;

@@ -3,6 +3,7 @@
 //! ```text
 //!   kernel.rs   downloads and unpacks the packages of a kernel
 //!   image.rs    makes the root file system: programs, modules, tests
+//!   peers.rs    adds programs with other libraries of TLS
 //!   suites.rs   which tests run
 //!   boot.rs     boots the kernel, and follows its console until it ends
 //!   report.rs   reads the console
@@ -15,6 +16,7 @@
 mod boot;
 mod image;
 mod kernel;
+mod peers;
 mod report;
 mod suites;
 

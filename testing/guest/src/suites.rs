@@ -24,6 +24,9 @@ const LIBRARY: &str = "crates/spliceway/tests/it/main.rs";
 const KTLS: &str = "testing/ktls/tests/it/main.rs";
 const PROGRAM: &str = "crates/spliceway-proxy/tests/it/main.rs";
 
+/// The suite whose tests start programs with the libraries of Go and of Java.
+pub(crate) const PEERS: &str = "peers-ktls";
+
 pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "kernel",
@@ -115,6 +118,15 @@ pub(crate) const SUITES: &[Suite] = &[
         omitted: &[],
         quick: false,
         limit_seconds: 600,
+    },
+    Suite {
+        name: PEERS,
+        purpose: "sessions with other libraries of TLS that switch to kernel TLS",
+        source: PROGRAM,
+        filters: &["tls::peers"],
+        omitted: &[],
+        quick: false,
+        limit_seconds: 1_200,
     },
     Suite {
         name: "ktls",

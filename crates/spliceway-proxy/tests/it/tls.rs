@@ -12,6 +12,7 @@ mod kernel_upgrade;
 mod leaving;
 mod originate;
 mod outside;
+mod peers;
 mod plans;
 mod relayed;
 mod renewed;

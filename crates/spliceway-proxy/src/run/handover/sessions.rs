@@ -35,8 +35,10 @@ const STEP: &str = "the new process does not take sessions";
 pub(super) struct Tally {
     /// How long each session was paused that the new process has taken.
     pauses: Vec<Duration>,
+    /// How often a session was not taken.
+    refused: usize,
     /// Sessions that the new process has refused. They are not offered again.
-    refused: HashSet<u64>,
+    unwanted: HashSet<u64>,
     /// The last reason for which a session was not taken.
     why: Option<String>,
 }
@@ -65,7 +67,7 @@ pub(super) async fn send_all(new: &mut NewProcess, sessions: &Sessions, tally: &
             new.give_up().check()?;
             let may_move = together
                 .iter()
-                .filter(|(_, session)| !tally.refused.contains(&session.id));
+                .filter(|(_, session)| !tally.unwanted.contains(&session.id));
             let requested = may_move.filter_map(|(_, session)| {
                 let requested = session.request_handover()?;
                 Some((Arc::clone(session), requested))
@@ -95,7 +97,7 @@ async fn send_together(
         match send(new, &session, offer).await {
             Ok(Ok(one)) => sent.push(one),
             Ok(Err(NotSent::Refused(error))) => {
-                tally.refused.insert(session.id);
+                tally.refused += 1;
                 tally.why = Some(error.to_string());
             }
             Ok(Err(NotSent::Broken)) => {
@@ -163,7 +165,8 @@ impl Sent {
             None => self.giver.gone(),
         }
         if self.giver.owns() {
-            tally.refused.insert(self.id);
+            tally.refused += 1;
+            tally.unwanted.insert(self.id);
             return None;
         }
         tally.pauses.push(self.suspended.elapsed());
@@ -243,7 +246,7 @@ impl Tally {
             );
         }
         if let Some(why) = &self.why {
-            summary += &format!("; could not move {}: {why}", count(self.refused.len(), "session"));
+            summary += &format!("; could not move {}: {why}", count(self.refused, "session"));
         }
         summary
     }

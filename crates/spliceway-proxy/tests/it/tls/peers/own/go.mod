@@ -1,0 +1,3 @@
+module spliceway/peer
+
+go 1.18
