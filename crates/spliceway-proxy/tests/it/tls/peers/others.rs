@@ -81,9 +81,8 @@ fn a_client_with_nss_exchanges_every_byte() {
     // It shows its counts at the end of what it receives. Then it waits, and does not see that a
     // pipe on its stdin ends.
     peer.line(" stateless resumes");
+    // If it has not read all records, the kernel resets its connection. So no end is expected.
     peer.kill();
-    assert_eq!(read_all(&plain), b"");
-    let fields = ["end=upstream_eof", " truncated=yes"];
-    check_record(&program.line("bytes_up="), "client", [SIZE; 2], &fields);
+    check_record(&program.line("bytes_up="), "client", [SIZE; 2], &[]);
     check_switched(&program, 1);
 }
