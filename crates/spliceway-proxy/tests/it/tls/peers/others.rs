@@ -81,8 +81,12 @@ fn a_client_with_nss_exchanges_every_byte() {
     // It shows its counts at the end of what it receives. Then it waits, and does not see that a
     // pipe on its stdin ends.
     peer.line(" stateless resumes");
-    // If it has not read all records, the kernel resets its connection. So no end is expected.
+    // If it has not read all records, the kernel resets its connection. So any end is right.
     peer.kill();
-    check_record(&program.line("bytes_up="), "client", [SIZE; 2], &[]);
+    let record = program.line("bytes_up=");
+    assert!(
+        record.contains(&format!(" bytes_up={SIZE} bytes_down={SIZE} ")),
+        "{record}"
+    );
     check_switched(&program, 1);
 }
