@@ -105,13 +105,15 @@ async fn run(
     };
     let options = RelayOptions::new().engine(engine);
     let mut relay = Relay::with_options(tls, plain, options.clone());
-    // A third of the relays move after every few polls.
-    let polls = plan.number.is_multiple_of(3).then_some(1 + plan.number % 13);
+    // A third of the relays move, and not more often than this, because a move costs time.
+    let mut moves = if plan.number.is_multiple_of(3) { MOVES } else { 0 };
     let ended = loop {
+        let polls = (moves > 0).then_some(1 + plan.number % 13);
         match poll_often(&mut relay, polls).await {
             Some(ended) => break ended,
             None => relay = moved(relay, &session, options.clone()),
         }
+        moves -= 1;
     };
     match ended {
         Ok(summary) => (summary, Ok(())),
@@ -155,6 +157,9 @@ fn moved(relay: TlsRelay, session: &Session, options: RelayOptions) -> TlsRelay 
     let tls = KernelTls::resume(tls(), &state, Box::new(session.clone())).expect("the kernel has its TLS");
     Relay::resume(tls, plain(), options, suspended.state)
 }
+
+/// The most moves of a relay.
+const MOVES: u32 = 24;
 
 /// Shakes hands, and gives the keys to the kernel.
 fn prepare(
