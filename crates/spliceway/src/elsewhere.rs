@@ -71,6 +71,10 @@ pub(crate) mod splice_path {
             match *self {}
         }
 
+        pub(crate) fn is_inside_read(&self) -> bool {
+            match *self {}
+        }
+
         pub(crate) fn in_flight(&self) -> usize {
             match *self {}
         }
