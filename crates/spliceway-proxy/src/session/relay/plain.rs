@@ -89,6 +89,8 @@ pub(super) fn bound(mut client: Stream, mut upstream: Stream, bounds: Bounds, mu
             match switch_ends(client, upstream, &record.guard) {
                 Ok(ends) => (client, upstream) = ends,
                 Err(keys_lost) => {
+                    // A hand-over does not wait for the resets.
+                    drop(asked);
                     record.end(reset_both(keys_lost).await);
                     return None;
                 }
