@@ -72,7 +72,7 @@ impl Upgrade {
         };
         match self.hand_over(&mut handover, offered, overview, give_up).await {
             Ok(()) => {
-                let left = Left::of(overview);
+                let left = Left::of(overview, &handover.tally);
                 let summary = handover.tally.summary(handover.new.pid(), &left);
                 Upgraded::Done(handover, summary)
             }

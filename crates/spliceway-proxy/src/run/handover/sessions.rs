@@ -191,11 +191,11 @@ async fn answer(new: &mut NewProcess, id: u64, tally: &mut Tally) -> Option<Answ
 }
 
 impl Left {
-    pub(super) fn of(overview: &Overview) -> Self {
+    pub(super) fn of(overview: &Overview, tally: &Tally) -> Self {
         let mut all = overview.process.sessions.slices(0).flatten();
         Self {
             count: overview.process.sessions.len(),
-            may_move: all.any(|(_, session)| session.facts().may_move_later()),
+            may_move: all.any(|(_, session)| !tally.unwanted.contains(&session.id) && session.facts().may_move_later()),
             limit: overview.settings().map_or(Duration::ZERO, |settings| settings.drain),
         }
     }
