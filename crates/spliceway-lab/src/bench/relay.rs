@@ -54,7 +54,7 @@ impl RelayKind {
             Self::Tokio => "tokio's copy_bidirectional, with its buffers of 8 KiB".to_owned(),
             Self::Tuned => format!("copy_bidirectional_with_sizes, with buffers of {} KiB", TUNED >> 10),
             Self::Splice => "spliceway's copy_bidirectional".to_owned(),
-            Self::Rustls => "TLS of the relay in user space, as with `--ktls off`".to_owned(),
+            Self::Rustls => "TLS of the relay in user space (rustls)".to_owned(),
             Self::KtlsRw => "TLS of the relay in the kernel, with reads and writes instead of splice".to_owned(),
             Self::Ktls => "TLS of the relay in the kernel from the first byte, with splice".to_owned(),
         }

@@ -173,7 +173,9 @@ impl Report {
         if self.load_cores.is_some() {
             all.push(
                 "The clients speak TLS 1.3 with AES-256-GCM by rustls in user space, and the server speaks none. CPU time \
-                 is that of the relay's process: work of the kernel's own threads is not in it."
+                 is that of the relay's process. It does not include the kernel's own threads, or the kernel's work when \
+                 packets of the clients arrive. `--ktls` applies to both directions. The relays are small ones, and not \
+                 this program."
                     .to_owned(),
             );
         }

@@ -116,9 +116,9 @@ fn kernel_tls_is_judged_or_refused_with_the_remedy() {
     for part in [
         "rustls ktls-rw ktls ktls-rw / rustls",
         "rustls ktls-rw ktls ktls / rustls",
-        "One download: the relay encrypts. Kernel TLS moves ",
-        "One upload: the relay decrypts. Kernel TLS moves ",
-        "If the kernel gets its TLS at once, a connection has ",
+        "One download: the relay encrypts. Kernel TLS has ",
+        "One upload: the relay decrypts. Kernel TLS has ",
+        "With its TLS in the kernel after the handshake, a connection takes ",
     ] {
         assert!(words.contains(part), "{part}: {text}");
     }

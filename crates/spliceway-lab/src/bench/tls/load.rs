@@ -95,7 +95,7 @@ impl<'a> Load<'a> {
                         break error;
                     }
                 };
-                // After the window, nobody waits for it.
+                // After the window, the receiver no longer reads the channel.
                 let _ = failed.send(error);
             }
         };
@@ -114,8 +114,8 @@ impl<'a> Load<'a> {
             scope.spawn(receive);
             let mut looked = || {
                 wait(opens)?;
-                let before = passed.load(Ordering::Relaxed);
                 look(true)?;
+                let before = passed.load(Ordering::Relaxed);
                 wait(closes - opens)?;
                 look(false)?;
                 Ok(passed.load(Ordering::Relaxed) - before)
