@@ -202,7 +202,7 @@ fn habits_of_other_programs_have_their_remedies() {
 fn a_folder_that_is_missing_is_named_with_the_remedy() {
     for arguments in [
         &["-l", "unix:/nowhere/a", "-r", "a:1"][..],
-        &["http", "--admin", "unix:/nowhere/a"],
+        &["http", "-l", "127.0.0.1:0", "--admin", "unix:/nowhere/a"],
     ] {
         let (output, stderr) = run(arguments);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
