@@ -162,7 +162,7 @@ fn held(site: &Site, contender: &Contender, sessions: usize) -> io::Result<[f64;
             let generator = Generator::connect(offer(requests), listener, relay.address)?.without_spin();
             generator.run(&schedule, window, Duration::ZERO, |opens| {
                 if !opens {
-                    // The kernel keeps an object for each descriptor that somebody looks at.
+                    // The kernel keeps an object for each descriptor that a program looks at.
                     slab_after = machine::slab_kib()?;
                     after = relay.resources()?;
                     let used = relay.cpu_time()?;

@@ -93,8 +93,8 @@ pub(super) fn pin_to_any(cores: &[usize]) {
     }
 }
 
-/// Returns the core of the relay and those of the load, from those that this process may use. They
-/// share no physical core if possible.
+/// Returns the core for the relay and the cores for the load. This process may use them. They share
+/// no physical core if possible.
 fn relay_and_load() -> (Option<usize>, Vec<usize>) {
     let Ok(allowed) = sched_getaffinity(None) else {
         return (None, Vec::new());

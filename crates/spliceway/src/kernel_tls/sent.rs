@@ -31,7 +31,7 @@ pub(super) struct Sent {
 
 impl Sent {
     pub(super) fn new(socket: &TcpStream, key: &TrafficKey) -> io::Result<Self> {
-        let bytes = signed(kernel_tls::queued(socket)?) - overhead(key.next_record());
+        let bytes = signed(kernel_tls::queued(socket)?).wrapping_sub(overhead(key.next_record()));
         Ok(Self::resume(key.cipher(), bytes))
     }
 
@@ -51,7 +51,7 @@ impl Sent {
 
     /// Counts content that was given to the kernel.
     pub(super) fn add(&mut self, content: u64) {
-        self.bytes += signed(content);
+        self.bytes = self.bytes.wrapping_add(signed(content));
     }
 
     /// Returns the number of the next record under the key.
@@ -63,7 +63,8 @@ impl Sent {
     pub(super) fn set_key(&mut self, socket: &TcpStream, key: &TrafficKey) -> io::Result<()> {
         let earlier = overhead(self.next_record(socket)?);
         kernel_tls::set_key(socket, Way::Send, key)?;
-        self.bytes += earlier - overhead(key.next_record());
+        let change = earlier.wrapping_sub(overhead(key.next_record()));
+        self.bytes = self.bytes.wrapping_add(change);
         Ok(())
     }
 
@@ -71,7 +72,7 @@ impl Sent {
     /// outside of the queue.
     pub(super) fn poll_queued(&mut self, cx: &mut Context<'_>, socket: &TcpStream) -> Poll<io::Result<()>> {
         loop {
-            let all = self.bytes + overhead(self.next_record(socket)?);
+            let all = self.bytes.wrapping_add(overhead(self.next_record(socket)?));
             if signed(kernel_tls::queued(socket)?) >= all {
                 self.look = None;
                 return Poll::Ready(Ok(()));
@@ -92,10 +93,11 @@ impl Sent {
     }
 }
 
+/// It wraps, because a key may come with any number. The sums are right again in the end.
 fn overhead(records: u64) -> i64 {
-    signed(OVERHEAD * records)
+    signed(OVERHEAD.wrapping_mul(records))
 }
 
 fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).expect("no connection sends as many bytes")
+    bytes.cast_signed()
 }

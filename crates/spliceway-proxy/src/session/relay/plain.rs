@@ -168,14 +168,13 @@ async fn run(
                 asked = requested(&session, &mut is_allowed, || can_leave(&relay), cx);
             }
             if can_move == CanMove::Now {
-                return match asked.take() {
-                    Some(to) if can_leave(&relay) => Poll::Ready(Stop::ToMove(to)),
-                    Some(_) => {
-                        session.allow_handover(cx.waker());
-                        Poll::Pending
+                if let Some(to) = asked.take() {
+                    if can_leave(&relay) {
+                        return Poll::Ready(Stop::ToMove(to));
                     }
-                    None => Poll::Pending,
-                };
+                    session.allow_handover(cx.waker());
+                }
+                return Poll::Pending;
             }
             let Some(switching) = &mut switching else {
                 return Poll::Pending;
